@@ -44,7 +44,7 @@ ReplySampling: TypeAlias = "Sampling | RemoteSampling"
 
 
 class ServedForm(NamedTuple):
-    """The device and precision of a server's engine, as far as reported, with the fields of `Choice`."""
+    """The device and precision of a server's engine, as far as it reports them. For a local engine, see `Choice`."""
 
     engine: str = "server"
     device: str = ""
@@ -57,7 +57,7 @@ class ServedForm(NamedTuple):
 
 @dataclass
 class ReplyFigures:
-    """The figures of the current or the last reply, as far as the server sent them, with the fields of `Session`.
+    """The figures of the current or the last reply, as far as a server sent them. For a local engine, see `Session`.
 
     `memory` is None if the server is on another machine.
     """
@@ -73,7 +73,7 @@ class ReplyFigures:
 
 
 class Labelled(Protocol):
-    """An object whose `label` says how exact replies are."""
+    """An object with a method `label`, which says in words how exact replies are."""
 
     def label(self, rule: Rule, /) -> str: ...
 

@@ -63,9 +63,9 @@ def saved_prompt(turn: Turn) -> ComposedPrompt:
 def with_piped(instruction: str, piped: str, files: str = "") -> ComposedPrompt:
     """Return the prompt of `run`, composed of files, piped text and an instruction. Any of these may be empty.
 
-    Piped text is in a fence before the instruction. (When the instruction was before the fence as well, a model of 0.5
-    B copied the text.) Text without an instruction stays unchanged.
+    Piped text goes in a code fence before the instruction. Without an instruction, it stays unchanged.
     """
+    # When the instruction was before the fence as well, a model of 0.5 B parameters copied the text.
     typed, piped_text = joined(instruction), joined(piped)
     if not typed:
         return ComposedPrompt(joined(files, piped))
@@ -112,10 +112,10 @@ def with_files(text: str) -> ComposedPrompt:
 
 
 def measured(text: str, count: Callable[[str], int] | None, context: int, *, visible: bool = False) -> list[str]:
-    """Return sentences about the length and the files of a prompt, to be displayed before it is sent.
+    """Return sentences about the length and the files of a typed prompt, to be displayed before it is sent.
 
-    The length of a long prompt is given, unless the whole prompt is `visible`. Each named file is read, for its
-    size, tokens and problems. If `count` is None, no model is loaded yet, and the context is not mentioned.
+    The length is given only if the prompt is long and not completely `visible`. Each named file is read, for its size,
+    tokens and problems. `count` counts tokens; it is None before a model is loaded. `context` is the model's limit.
     """
     sentences, tokens = [], 0
     mentions = [mention for mention in _mentions(text) if not mention.escaped]

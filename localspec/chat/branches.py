@@ -14,7 +14,7 @@ CONTEXT = 12  # of these characters, at most, before the first difference
 
 
 class ListedConversation(NamedTuple):
-    """A line of the list of conversations, where each family (a conversation and all its branches) is together."""
+    """A line in a list of conversations. The list keeps each family together: a conversation and all its branches."""
 
     info: ConversationInfo
     below: bool = False  # listed below another branch of its family
@@ -61,7 +61,7 @@ def rows(history: "History", infos: Sequence[ConversationInfo]) -> list[ListedCo
 
 
 def _root(info: ConversationInfo, by_id: Mapping[int, ConversationInfo]) -> int:
-    """Return the id of the oldest ancestor. `by_id` (conversations by id) leads to the ancestor, but may lack it."""
+    """Return the id of the oldest known ancestor, which may itself be missing from `by_id` (conversations by id)."""
     visited = {info.id}
     number = info.id
     while (above := by_id.get(number)) is not None and above.branch_of is not None and above.branch_of not in visited:
@@ -71,10 +71,11 @@ def _root(info: ConversationInfo, by_id: Mapping[int, ConversationInfo]) -> int:
 
 
 def _pairs(info: ConversationInfo, family: Sequence[ConversationInfo]) -> list[tuple[int, int]]:
-    """Return pairs of ids, the best first: a conversation and one of its family. The list says how the two differ.
+    """Return pairs of ids to compare, the best first: this conversation and another one of its family.
 
-    The first pair of a branch is with its origin, even if the origin is not listed or is deleted. The next pair is with
-    the latest branch of this conversation, or else with any other member of the family.
+    The list of conversations then shows how the two differ. A branch is first paired with its origin (the conversation
+    from which it branched), even if the origin is deleted or not listed. The next pair is with the latest branch of
+    this conversation, or else with any other member of the family.
     """
     others = [other for other in family if other is not info]
     others.sort(key=lambda other: other.branch_of != info.id)

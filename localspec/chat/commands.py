@@ -122,7 +122,7 @@ class Completion(NamedTuple):
 
 
 def needed(before: str) -> str | None:
-    """Return the name of the list to complete the text before the cursor: `resume`, `model`, `@DIRECTORY` or None."""
+    """Return the name of the list that can complete this text: `resume`, `model` or `@DIRECTORY`; None for no list."""
     if _is_command(before):
         word, space, _ = before.partition(" ")
         return word[1:] if space and word in ("/resume", "/model") else None

@@ -121,7 +121,10 @@ class Conversation:
         return other
 
     def _saved_siblings(self, turns: int) -> list[Turn]:
-        """Return the next turn of the saved origin, branches and siblings that begin with the same first `turns`."""
+        """Return the next turn of each related saved conversation that begins with the same first `turns` turns.
+
+        Related are this conversation's origin, other branches of the origin, and branches of this conversation.
+        """
         if self._history is None or self.id is None:
             return []
         beginning = [(turn.prompt, turn.reply) for turn in self.turns[:turns]]
@@ -138,9 +141,9 @@ class Conversation:
         return siblings
 
     def back(self) -> "Conversation | None":
-        """Delete this branch and return its origin, if the branch has no new answer; otherwise return None.
+        """If this branch has no new answer, delete it, and return its origin: the conversation from which it branched.
 
-        An answer that equals an earlier one does not count as new.
+        Otherwise return None. An answer that equals an earlier one does not count as new.
         """
         parent, self._parent = self._parent, None
         if parent is not None and self.id is not None and self._history is not None:

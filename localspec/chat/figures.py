@@ -79,11 +79,11 @@ class Figures:
 
 
 def memory_begins(answered: Sequence[bool], dropped: int) -> int:
-    """Return the index of the first turn that the model still reads, after its oldest `dropped` turns are left out.
+    """Return the index of the first turn that the model still reads, if it leaves out its oldest `dropped` turns.
 
-    `answered` says for each turn whether it has a reply; the model reads only turns with a reply, and only these count
-    as dropped. For the turns "reply, no reply, reply, reply", 0 dropped gives 0, 1 gives 2, and 3 gives 4, the number
-    of turns.
+    `answered` says for each turn whether it has a reply. The model reads only turns with a reply, so `dropped` counts
+    only these. An example: with the turns "reply, no reply, reply, reply", 1 dropped turn gives index 2. If all are
+    dropped, the result is the number of turns.
     """
     if not dropped:
         return 0
@@ -228,9 +228,9 @@ def context_share(used: int, context: int) -> str:
 
 
 def drafting_off(reason: str | None, *, drafts: bool) -> str:
-    """Return why drafting has paused, or, if `drafts` is False, why nothing is drafted at all.
+    """Return "drafting paused: REASON" or, if `drafts` is False, "no drafts: REASON".
 
-    The text is empty if `reason` is None.
+    The text is empty without a reason.
     """
     if not reason:
         return ""
@@ -302,7 +302,7 @@ def repeated(saved: Mapping[str, Any], warmer: str) -> str:
 
 
 def same_answer(saved: Mapping[str, Any], warmer: str) -> str:
-    """Return the notice that a new answer equals an earlier one, with the same advice as `repeated`."""
+    """Return the notice that a new answer equals an earlier one, with advice such as to raise the temperature."""
     return f"The answer is the same as an earlier one, so it is not kept as a new branch; {_remedy(saved, warmer)}."
 
 
@@ -318,7 +318,7 @@ def _valid_number(value: object) -> float | None:
 
 
 def in_words(figures: Figures) -> Iterator[str]:
-    """Yield the figures of a reply in words, for a line below it where no panel is displayed."""
+    """Yield the figures of a reply in words, for the line below the reply in `chat --plain`."""
     speed = figures.tokens_per_second
     parts = (
         "" if speed is None else short_pace(speed),

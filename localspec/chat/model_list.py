@@ -28,10 +28,10 @@ Place = Literal["here", "elsewhere", "too large"]
 
 @dataclass(frozen=True)
 class Choosable:
-    """A model in the list: its `title`, and facts about it, the most important first.
+    """A model in the list, with its `title`, and facts about it (`about`), the most important first.
 
-    Only a `usable` model can be chosen; if it is not here, it is then fetched. The terms of a `gated` model must be
-    accepted at the hub first.
+    Only a `usable` model can be chosen. A chosen model that is not on this machine is fetched. If the model is `gated`,
+    the user must first accept its terms at the hub.
     """
 
     card: TargetCard
@@ -198,7 +198,7 @@ def _too_large(pair: Recommendation) -> str:
 
 
 def _item_to_fetch(pair: Recommendation) -> Choosable | None:
-    """Return the item for a model to fetch, or for a model here whose drafter is to be fetched; None for any other."""
+    """Return the list item for a model to fetch, or for a model here whose drafter can be fetched; otherwise None."""
     card, needed = pair.card, pair.to_fetch
     if card.here:
         if not pair.fits or not (needed.bytes or needed.drafter):

@@ -1,4 +1,4 @@
-"""The saved phrases in readable form: their text, and how often, where and how successfully they were used."""
+"""Saved phrases in readable form: their text and use. A phrase is a context, and the tokens that followed it."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,7 +20,7 @@ Decode = Callable[[Sequence[int]], str | None]
 
 
 class ReadablePhrase(NamedTuple):
-    """One phrase of a pool. `text` is None if the model's tokenizer is not here."""
+    """One phrase of a pool (a model's phrases), decoded. `text` is None if the model's tokenizer is not here."""
 
     pool: PoolInfo
     phrase: Phrase
@@ -34,7 +34,7 @@ class ReadablePhrase(NamedTuple):
 
 
 def pools_of(store: Store, card: TargetCard) -> list[PoolInfo]:
-    """Return the phrase pools with a model's name, and any other pools with the model's directory.
+    """Return the phrase pools of a model: those saved with its name, and those saved with its directory.
 
     Raises StoreTrouble.
     """
@@ -117,7 +117,7 @@ def _line(context: Sequence[int], after: Sequence[int], text: str | None, decode
 
 
 class Stories:
-    """A writer of clauses about the use of phrases. It looks up the title of each conversation only once."""
+    """A formatter that says in words how phrases were used. It looks up the title of each conversation only once."""
 
     def __init__(self, history: History) -> None:
         self._history = history

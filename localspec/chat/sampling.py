@@ -62,7 +62,7 @@ class ChatSettings:
         self.now, self.typed = now, typed
 
     def fit(self, model: "Answerer") -> str | None:
-        """Restore all initial values if this model does not support a present value. Return a notice of this, or None.
+        """If this model does not support the present values, restore the initial ones, and return a notice; else None.
 
         Raises UsageMistake if the model does not support an initial value.
         """
@@ -111,7 +111,7 @@ class ChatSettings:
         return settings
 
     def resampling_notice(self, model: "Answerer") -> str | None:
-        """Return a notice that the next answer is sampled although replies are greedy; None if replies are sampled."""
+        """Return a notice that the next answer is sampled, because replies are greedy (temperature 0); else None."""
         if not model.sampling(self.now).greedy:
             return None
         return (
@@ -140,9 +140,9 @@ def sampling_words(sampled: "ReplySampling | DefaultSampling") -> str:
 def first_sampled(
     card: "TargetCard", sampled: "ReplySampling", store: "Store | None", settings: Settings
 ) -> str | None:
-    """Return the notice that an imported model samples by default; None for other models, and after the first time.
+    """Return a notice that an imported model samples its replies by default; None for other models.
 
-    If conversations are saved, the store records that the notice was displayed.
+    The notice is returned only once for each model. The store records this, if conversations are saved.
     """
     if sampled.greedy or sampled.temperature is None or "temperature" in sampled.chosen or not is_packed(card.path):
         return None

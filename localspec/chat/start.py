@@ -152,12 +152,12 @@ def _ready(name: str, settings: Settings, reporter: Reporter) -> TargetCard:
 def _unnamed_model(
     settings: Settings, store: Store | None, reporter: Reporter, instead: bool = False, saves: bool = True
 ) -> TargetCard:
-    """Return the saved choice, the only model here, or the best model for this machine, which becomes the saved choice.
+    """Return the model to use if none is named: the saved choice, the only model here, or the best for this machine.
 
-    A notice names any model except the saved choice, at most once a day. `instead` says that
-    a conversation's own model is missing; then a notice always names the model. Without `saves` nothing is saved. If
-    the GGUF file of the saved choice is missing, a notice names the choice. If there is no saved choice, a notice names
-    all models with missing files.
+    The best model is saved as the choice, unless `saves` is False. If no model is here, the demo model answers. A
+    notice names a model that is not the saved choice, at most once a day. If a conversation's own model is missing
+    (`instead`), a notice always names the model. A notice also reports missing GGUF files, of the saved choice or, if
+    there is none, of all models; then nothing is saved.
     """
     paths = Paths(environment.home())
     notify = reporter.notice if instead or not saves else once_a_day(paths.last_notice, reporter.notice)
@@ -197,7 +197,7 @@ def _unnamed_model(
 
 
 def _best(models: Sequence[TargetCard], settings: Settings, store: Store | None) -> TargetCard:
-    """Return the best model for this machine if all memory were free, or the first model if none is known to fit."""
+    """Return the best model for this machine, judged by its total memory; the first model if none is known to fit."""
     from localspec.choosing.measure import MeasurementCache, Measurements
     from localspec.choosing.survey import preferred, recommendations
     from localspec.machine.machine import this_machine

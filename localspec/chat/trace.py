@@ -36,9 +36,9 @@ class RefusedDraft(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenPlace:
-    """The place of one token of a reply. The token's decode step gave the tokens `first` to `after - 1`.
+    """The place of one token of a reply. Its decode step (`step`) produced the tokens `first` to `after - 1`.
 
-    Steps count from 1; 0 is the reading of the prompt.
+    Steps count from 1; step 0 reads the prompt.
     """
 
     token: int
@@ -51,7 +51,7 @@ class TokenPlace:
 
 
 class Trace:
-    """The trace of one reply. One thread adds its events; any thread may read."""
+    """A trace of one reply: its tokens, their proposers and all drafts. One thread adds events; any thread may read."""
 
     def __init__(self, prompt: str = "", decode: Decode = lambda _: "") -> None:
         self.prompt, self.decode = prompt, decode
@@ -125,7 +125,7 @@ class Trace:
         return TokenPlace(token, self.source(token), step, first, after, drafted, refused)
 
     def texts(self, count: int, tokens: Sequence[int]) -> list[str]:
-        """Return the text that each of these tokens would have after the first `count` tokens of the reply."""
+        """Decode `tokens` as if they followed the first `count` tokens of the reply. Return one text for each token."""
         pieces = Detokenizer(self.decode)
         for token in self.tokens[max(count - CONTEXT, 0) : count]:
             pieces.add(token)
@@ -137,7 +137,7 @@ class Trace:
 
 
 def _proposers(draft: Draft) -> list[str]:
-    """Return the proposer of each node of a draft tree; empty for the root and for probes, which are never accepted."""
+    """Return the proposer of each node (drafted token) of a tree; empty for the root and for nodes marked as probes."""
     names = ["", *(draft.sources or ["drafter"] * len(draft.tokens))[1:]]
     probes = draft.probe or [False] * len(names)
     return ["" if probe else name for probe, name in zip(probes, names, strict=True)]
