@@ -1,4 +1,4 @@
-"""One file per command, with its arguments, one call and its output. `main.py` registers the `app` of each file."""
+"""The commands, one file each: their arguments and their output. `main.py` registers the `app` of each file."""
 
 import signal
 

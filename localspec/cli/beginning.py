@@ -108,7 +108,7 @@ LOOK = 0.2
 
 
 def keep_seconds(length: str, settings: Settings) -> int:
-    """Return the number of seconds that `length`, the value of `--keep`, names.
+    """Return the value of `--keep` in seconds, such as 600 for `10m`.
 
     Raises UsageMistake for an invalid length or with `--server`, and LocalspecError on Windows.
     """

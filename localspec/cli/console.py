@@ -43,11 +43,11 @@ def table(
     whole: Container[int] = (),
     wraps: Container[int] = (),
 ) -> list[str]:
-    """Return rows as aligned columns below their heads; columns whose number is in `right` are aligned to the right.
+    """Return the lines of a table. The first row has the heads; columns whose number is in `right` align to the right.
 
-    If a line would be too wide, the last columns are left out, and a line below the table names them. A column needs
-    room for the beginning of its values, or for the whole values if its number is in `whole`. A value that is too wide
-    for the last column is cut, or continues on the next line if the column's number is in `wraps`.
+    If lines would be wider than `width`, the last columns are left out, and a line below the table names them. Values
+    of the last remaining column may be cut, or wrapped if its number is in `wraps`. A column whose number is in `whole`
+    is left out rather than cut.
     """
     rows = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
@@ -191,7 +191,7 @@ def at_a_terminal() -> bool:
 
 
 def piped() -> bool:
-    """Return whether a program writes the prompts or reads the replies. Lists in chats then omit the conversation."""
+    """Return whether a program, not a person, writes the prompts or reads the replies, as in a script."""
     return not (at_a_terminal() and output_is_terminal())
 
 

@@ -256,7 +256,7 @@ def _busy(survey: _Survey) -> bool:
 
 
 def _advice(survey: _Survey) -> Iterator[str]:
-    """Yield one or two sentences of advice, and the reason why a GPU would not be used."""
+    """Yield sentences of advice: which model to use, how to start or fetch it, and why a GPU would stay idle."""
     chosen, best = survey.chosen, survey.recommended
     if best is None:
         yield "No registered model fits here."
@@ -365,7 +365,8 @@ def _gib(size: int) -> str:
 def _tell_server(url: str, others: Mapping[str, object], as_json: bool) -> int:
     """Ask a server for its models, print them, and return the exit code.
 
-    Raises the errors of `Server.open`, and UsageMistake if `others`, the other flags given, is not empty.
+    `others` are other flags that the user gave. They have no effect on a server, so they raise UsageMistake. Raises
+    also the errors of `Server.open`.
     """
     for name in others:
         flag = "--" + name.replace("_", "-")

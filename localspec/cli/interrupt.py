@@ -11,13 +11,12 @@ INTERRUPTED = 130
 
 
 class Interrupt:
-    """A context that handles Ctrl+C. The first Ctrl+C stops the reply after the current step, so that the text has
-    all tokens of the step. The second stops it at once.
+    """A context that handles Ctrl+C. The first Ctrl+C lets the current decode step end, so that the reply has all of
+    its tokens. The second stops the reply at once.
 
-    With `ends_too`, the first SIGTERM and the first SIGHUP act like the first Ctrl+C, because a logout sends both.
-    After the context the signal ends the process, so that the parent process sees the signal. The same signal again
-    ends the process at once. `waits` is called when the first signal has to wait for a step. `waits` runs in another
-    thread, because the signal may have interrupted code that prints.
+    `waits` is called, on another thread, when the first Ctrl+C has to wait for a step. With `ends_too`, the first
+    SIGTERM and the first SIGHUP act like the first Ctrl+C, because a logout sends both. After the context, the signal
+    ends the process, so that the parent process sees it. The same signal a second time ends the process at once.
     """
 
     def __init__(self, ends_too: bool = False, waits: Callable[[], object] | None = None) -> None:
@@ -52,13 +51,13 @@ class Interrupt:
         if not (self.wait_for_step if first else ends):
             raise KeyboardInterrupt
         if first and self._waits:
-            _thread.start_new_thread(self._waits, ())
+            _thread.start_new_thread(self._waits, ())  # the signal may have interrupted code that prints
 
 
 @contextmanager
 def cleared_up_when_ended() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise SystemExit in the `with` block before they end the process, so that the block can
-    delete half-written files.
+    """Let SIGTERM and SIGHUP raise SystemExit within this context, so that it can delete half-written files. Then they
+    end the process.
 
     Signals that the process ignores, such as SIGHUP under nohup, stay ignored.
     """

@@ -100,14 +100,14 @@ class LazyCommands(TyperGroup):
 
 
 def _light(command: Any) -> Any:
-    """Make a command read its parameters without Pydantic, whose import is slow. Return the command."""
+    """Let typer parse a command's parameters without Pydantic, whose import is slow. Return the command."""
     params = command.get_params
     command.get_params = lambda ctx: list(map(_without_pydantic, params(ctx)))
     return command
 
 
 def _without_pydantic(param: Any) -> Any:
-    """Make a parameter read its text or parsed value without Pydantic, which takes 80 ms to import.
+    """Let typer parse a parameter without Pydantic, which takes 80 ms to import.
 
     Return the parameter.
     """

@@ -87,7 +87,7 @@ def takes_shared_flags(command: Callable[..., int]) -> Callable[..., int]:
 def _with_flags(
     command: Callable[..., T], name: str, flags: list[inspect.Parameter], build: Callable[..., object]
 ) -> Callable[..., T]:
-    """Replace the argument `name` of a command by flags; `build` makes the argument's value from the flags."""
+    """Return a command that has flags in place of its argument `name`. `build` makes the argument from the flags."""
     originals = inspect.signature(command, eval_str=True).parameters.values()
     parameters = [flag for parameter in originals for flag in (flags if parameter.name == name else [parameter])]
 
@@ -170,7 +170,7 @@ def _shared_flags(
 
 
 def refuse_rule_without_effect(settings: Settings) -> None:
-    """Raise UsageMistake for a `--drafter-rule` if other settings name the drafter or forbid drafts."""
+    """Raise UsageMistake if `--drafter-rule` has no effect because other settings name the drafter or forbid drafts."""
     name = "draft_max" if settings.draft_max == 0 else "drafter"
     if settings.by_flag("drafter_rule") and (settings.drafter != "auto" or settings.draft_max == 0):
         other = settings.shown(name)

@@ -381,7 +381,7 @@ class _Talk:
         self._answer_prompt(prompt)
 
     def _answer_prompt(self, prompt: ComposedPrompt, figures: Mapping[str, Any] | None = None) -> None:
-        """Send a prompt. `figures` are those of the replaced reply, if there is one."""
+        """Send a prompt, and print the reply. If it replaces a reply, `figures` are those saved with the old reply."""
         from localspec import Done, Limits, Prefill, Text
 
         engine = self._loaded()

@@ -107,7 +107,7 @@ def clear(
 def export(model: Model = None) -> None:
     """Print all phrases as JSON lines: model, before, key, after, text, uses, served, conversation.
 
-    `uses` counts how often the phrase was used; 0: it comes from a refused draft.
+    `uses` counts how often the phrase was used; 0 means that it comes from a refused draft.
     """
     with store_if_any(CONTENTS) as store:
         for pool in _pools_of(store, model):

@@ -82,9 +82,9 @@ def rm(
 
 @dataclass(frozen=True)
 class _Deletion:
-    """The files of a model to delete. `target` is their name in the question, and `names` are names of the model.
+    """The files to delete for a model. `target` names them in the question, and `names` are names of the model.
 
-    `lines` list what goes and what stays.
+    `lines` tell the user which files are deleted and which stay.
     """
 
     target: str
@@ -118,9 +118,9 @@ class _Deletion:
 
 
 def _of_sources(name: str, sources: list[Source], paths: Paths) -> _Deletion:
-    """Return the deletion of fetched files and of their packed forms.
+    """Return the deletion of files fetched from these repositories (`sources`), and of their packed forms.
 
-    Raises NotHere if there are none, and LocalspecError if another model is read from these files.
+    Raises NotHere if there are no such files, and LocalspecError if another model is read from them.
     """
     removals, missing = [], []
     for source in sources:
@@ -156,9 +156,10 @@ def _of_sources(name: str, sources: list[Source], paths: Paths) -> _Deletion:
 
 
 def _of_packed(name: str, paths: Paths) -> _Deletion:
-    """Return the deletion of a named packed file, or of the packed forms of a model that was not fetched, which stays.
+    """Return the deletion of packed files: of the file `name`, or of the packed forms of the model `name`.
 
-    Raises NotHere for a GGUF file that was not imported, and UsageMistake for other files and models of the user.
+    The model itself was not fetched by localspec, so it stays. Raises NotHere for a GGUF file that was not imported,
+    and UsageMistake for other files and models of the user.
     """
     file = Path(os.path.expanduser(name))
     if is_gguf(file) and import_of(file, paths) is None:
@@ -193,14 +194,14 @@ def _registration(file: Path) -> Header | None:
 
 
 def _packed(removals: list[Removal], sources: list[Source], paths: Paths) -> list[Path]:
-    """Return the packed files made from `removals`, or from `sources` of which only packed files are here."""
+    """Return the packed files made from the fetched files `removals`, and those of `sources` without fetched files."""
     files = {file for removal in removals for file in packed_of(removal.path, str(removal.source), paths)}
     files |= {file for source in sources for file in packed_of(NOWHERE, str(source), paths)}
     return _without_others(sorted(files), [str(source) for source in sources])
 
 
 def _without_others(files: list[Path], sources: list[str]) -> list[Path]:
-    """Return the packed files, except files pulled from a repository that is not in `sources`; print the exceptions."""
+    """Return the packed files, except those of repositories that are not in `sources`. Print the exceptions."""
     others = {file: other for file in files if (other := other_source(file, sources))}
     for file, other in others.items():
         typer.echo(one_line(f"{other}, packed, has the same weights and stays: {file}"))
@@ -247,9 +248,9 @@ def _other_models_with(source: Source, name: str) -> list[str]:
 
 @dataclass(frozen=True)
 class _DerivedData:
-    """The data that localspec derived from a model. `names` are all names of the model.
+    """The data that localspec derived from a model, such as phrases. `names` are all names of the model.
 
-    `former` maps former names to present ones. `drafters` are trained drafters outside the model's directory.
+    `former` maps old names of the model to present ones. `drafters` are trained drafters outside its directory.
     """
 
     names: set[str]
@@ -340,7 +341,7 @@ def _bytes_below(folder: Path) -> int:
 
 
 def forget_tokenizer(path: Path) -> None:
-    """Delete the cached self-test of the tokenizer in a packed file or a directory."""
+    """Delete the cached result of the self-test of a tokenizer. `path` is the model's packed file or directory."""
     from localspec.models.tokenizer_trial import forget as forget_trial  # slow to import
     from localspec.weights.checkpoint import TOKENIZER_FILES
 

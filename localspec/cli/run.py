@@ -158,10 +158,10 @@ def _write(
 
 
 def _model_and_prompt(flags: SharedFlags, words: Sequence[str]) -> tuple[SharedFlags, str | None]:
-    """Return flags and prompt. Raises UsageMistake if the words are neither a prompt nor a model here and a prompt.
+    """Return the flags and the prompt. If there are two words, the first names the model, which must be here.
 
-    Unlike in `chat`, a unique prefix is enough for a model, because a prompt follows it. Raises NotHere for an address
-    on the hub whose model is not here.
+    Unlike in `chat`, a unique prefix of the name is enough, because a prompt follows it. Raises UsageMistake for any
+    other words, and NotHere for an address on the hub whose model is not here.
     """
     if len(words) == 1 and (model := name_in_prompt(words[0])) is not None and flags.settings.elsewhere is None:
         say(f'{words[0]!r} is the prompt; `localspec run {model} "your question"` would choose the model.')

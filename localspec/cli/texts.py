@@ -23,7 +23,7 @@ def valid_text(argument: str) -> str:
 
 
 def checked_prompt(argument: str) -> str:
-    """Return a prompt unchanged. Raises UsageMistake for the name of a GGUF file, which was meant as a model."""
+    """Return the prompt as valid text. Raises UsageMistake if it names a GGUF file, which the user meant as a model."""
     from localspec.weights.packed_files import is_gguf  # takes a twentieth of the time before the first paint
 
     prompt = valid_text(argument)
@@ -131,8 +131,8 @@ class Completer:
 
 
 def _complete_with(look_up: LookUp, mark: str) -> None:
-    """Make Tab show completions from `look_up`, and below them `mark` and the typed line again. Raises ImportError
-    without readline."""
+    """Make Tab print the completions from `look_up`, and below them the prompt `mark` with the typed line. Raises
+    ImportError without readline."""
     import readline  # input() uses it once it is imported
 
     completer = Completer(look_up)

@@ -249,13 +249,16 @@ def train(
 
 
 def _beginning() -> float:
-    """Return the `time.monotonic` when this command began: the start of the process, if it runs only this command."""
+    """Return when this command began (`time.monotonic`): at the start of the process, if it runs only this command."""
     age = time.time() - psutil.Process().create_time() if environment.one_command else 0.0
     return time.monotonic() - (age if 0 < age < LONGEST_START else 0.0)  # the system's clock may have been set
 
 
 def _prompt_source(data: Sequence[str], more: Sequence[Path], keep_answers: bool) -> Literal["", "prompts", "history"]:
-    """Return where the prompts come from: "history", the shipped "prompts", or "" if the user gave training text."""
+    """Return the source of the prompts: "history", the shipped "prompts", or "" if the user gave training text.
+
+    Raises UsageMistake for flags that contradict each other.
+    """
     if more and not data:
         raise UsageMistake(f"{more[0]} is given without --data; write --data {more[0]}.")
     if HISTORY in data and len(data) + len(more) > 1:

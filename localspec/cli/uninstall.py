@@ -39,9 +39,9 @@ PROGRAM = (
 class OwnedPath(NamedTuple):
     """A file or directory that localspec writes. `private` says that it may contain text of the user, or a secret.
 
-    A symbolic link is deleted without its target. With `followed` the target is deleted too, because only localspec
-    writes such a file. With `names`, only those files of the directory that match the pattern are localspec's; the
-    others stay.
+    If it is a symbolic link, its target stays. With `followed`, the target is deleted too, because only localspec
+    writes such a file. If `names` is given, only those files of the directory that match this pattern are localspec's;
+    the others stay.
     """
 
     path: Path

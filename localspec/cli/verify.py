@@ -65,8 +65,8 @@ def verify_model(
 
 
 def _verify_unfetched(name: str) -> list[str]:
-    """Read the weights of a model that was not fetched. Return a clause for each file that changed without a new date
-    or size."""
+    """Check the weights of a model that was not fetched. Return a clause for each file whose content has changed,
+    although its date and size are the same. Delete packed files made from the old content."""
     path, paths = resolve(name).path, Paths(home())
     checkpoint = inspect(path)
     if checkpoint.packing:
@@ -86,7 +86,7 @@ def _verify_unfetched(name: str) -> list[str]:
 
 
 def _verify_imported(name: str, path: Path, paths: Paths) -> list[str]:
-    """Read the GGUF files of an import. Return a clause for each file that changed without a new date or size.
+    """Check the GGUF files of an import. Return a clause for each file whose content, but not date or size, changed.
 
     Raises NotHere if a registered file is missing or has changed; a packed form of the model may still be usable.
     """
@@ -106,7 +106,7 @@ def _verify_imported(name: str, path: Path, paths: Paths) -> list[str]:
 
 
 def _changed_files(name: str, files: Sequence[Path], paths: Paths, listed: bool = False) -> list[str]:
-    """Read files, print the result, and return the files that changed without a new date or size.
+    """Check files, print the result, and return the files whose content, but not date or size, has changed.
 
     With `listed`, also print each file's digest and fingerprint, for an entry in models.toml.
     """
