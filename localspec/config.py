@@ -1,4 +1,7 @@
-"""The settings: defaults < config.toml < LOCALSPEC_* < flags. No other file reads settings from the environment."""
+"""The settings: a flag overrides a LOCALSPEC_* variable, which overrides config.toml, which overrides the default.
+
+No other file reads settings from the environment.
+"""
 
 import json
 import os
@@ -257,7 +260,8 @@ def restored(values: Mapping[str, object], origins: Mapping[str, str]) -> Settin
 def narrowed(settings: Settings, device: str, dtype: str, quantize: str) -> Settings:
     """Return the settings with another device, dtype and packing (`quantize`). Raises ValueError for an invalid value.
 
-    For "blocks", the packing of GGUF files as they are, `dtype` and `quantize` become `auto`, which reads them so.
+    The packing "blocks" is GGUF's own format, and no value of a setting. Then `dtype` and `quantize` become `auto`,
+    which keeps this format.
     """
     if quantize == "blocks":
         dtype = quantize = "auto"
@@ -348,9 +352,10 @@ def keep_setting(file: Path, name: str, value: str) -> None:
 
 
 def _attempts(text: str, name: str, value: str) -> Iterator[str]:
-    """Yield candidates for the edited file: first texts with one existing value replaced, then texts with a new line.
+    """Yield possible texts of the edited file: first with an existing value replaced, then with a new line added.
 
-    A line that looks like the setting may be inside a multi-line string, so the caller tries each candidate.
+    A line that looks like the setting may be inside a multi-line string. So the caller parses each text, and takes the
+    first that changes only the setting.
     """
     line, end = f"{name} = {json.dumps(value, ensure_ascii=False)}", "\r\n" if "\r\n" in text else "\n"
     key = re.compile(

@@ -105,7 +105,7 @@ _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
 
 def network_variables(ending: str = "", environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variables that are set and name proxies or certificates; only proxies if `ending` is `_proxy`."""
+    """Return the variables for proxies and certificates that are set. If `ending` is `_proxy`, omit certificates."""
     names = [name for name in (*_PROXIES, "ssl_cert_file", "ssl_cert_dir") if name.endswith(ending)]
     if ending:
         names.remove("no_proxy")

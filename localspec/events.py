@@ -12,7 +12,7 @@ Reason = Literal["stop", "length", "interrupted", "repetition"]
 
 @dataclass(frozen=True)
 class Memory:
-    """The memory in use by purpose, and the peak of this process, in bytes."""
+    """The memory in use for each purpose, and the peak memory of this process, in bytes."""
 
     target: int
     drafter: int
@@ -81,11 +81,11 @@ class Prefill:
 
 
 class Draft(NamedTuple):
-    """The draft tree of one decode step, and which nodes were accepted. It may be read at any time.
+    """The draft tree of one decode step, and which nodes (drafted tokens) were accepted. It may be read at any time.
 
-    Node 0 is the root, the token before the step; parents precede their children. `path` lists the accepted nodes, the
-    root first. The step committed their tokens and a bonus token. A `probe` node is never accepted: it only requests
-    the target's pick after it. `sources` names the proposer of each node, if known.
+    Node 0 is the root, the last token before the step. Parents precede their children. `path` lists the root, then the
+    accepted nodes. The step committed the accepted tokens and a bonus token. `sources` names the proposer of each node,
+    if known. A node marked in `probe` is never accepted: it only requests the target's pick after it.
     """
 
     tokens: Sequence[int]
@@ -99,11 +99,12 @@ class Draft(NamedTuple):
 class Text:
     """The text of one decode step, with its token ids, the proposer of each, and the seconds since the reply began.
 
-    The text is as the model wrote it; `text.safe` makes it safe to print. The text of thinking is in `reasoning`
-    instead. Text that may be half a character or the start of a stop string is held back. A step whose whole text is
-    held back has no event; its tokens are in the next event. `steps` counts the target's forwards so far, without
-    prefill. `drafts` are the draft trees of all steps since the previous event. The first token of a reply comes from
-    prefill, the others from decode steps.
+    The first token of a reply comes from prefill, the others from decode steps. The text is as the model wrote it;
+    `text.safe` makes it safe to print. Thoughts are in `reasoning` instead.
+
+    Text that may be half a character or the start of a stop string is held back. If the whole text of a step is held
+    back, its tokens are in the next event. `steps` counts the target's forward passes so far, without prefill. `drafts`
+    are the draft trees of all steps since the previous event.
     """
 
     text: str
@@ -128,9 +129,9 @@ Event = Prefill | Text | Done
 
 
 def possible(speedup: float, limit: float) -> bool:
-    """Return whether a measured speedup is at most 5 % above `limit`, the largest possible speedup.
+    """Return whether a measured speedup is plausible: at most 5 % above `limit`, the largest possible speedup.
 
-    For several speedups, pass one quantile of the speedups, such as the median, and the same quantile of the limits.
+    To check several speedups together, pass their median (or another quantile) and the same quantile of their limits.
     """
     return speedup <= SLACK * limit
 

@@ -133,7 +133,7 @@ def write_anew(file: Path, content: bytes, mode: int = 0o600) -> None:
 
 
 def _writer_is_gone(writer: str) -> bool:
-    """Return whether the process whose id is at the beginning of the file name `writer` has ended."""
+    """Return whether the process that wrote an unfinished file has ended. `writer` begins with the process's id."""
     import psutil  # seldom needed
 
     process = writer.partition("-")[0]

@@ -59,7 +59,7 @@ def is_dspark(config: Mapping[str, Any]) -> bool:
 
 
 def why_not_read(config: Mapping[str, Any]) -> str | None:
-    """Return the end of a sentence that says why a published drafter is not supported, and what to use instead.
+    """Return why a published drafter is not supported, and what to use instead, as the end of a sentence.
 
     Return None for a config.json of any other model or drafter.
     """
@@ -74,9 +74,9 @@ def why_not_read(config: Mapping[str, Any]) -> str | None:
 
 
 def why_not_in_gguf(architecture: str) -> str | None:
-    """Return the end of a sentence about a GGUF file with a drafter: what it is, and what to fetch instead.
+    """Return what a GGUF file with a drafter is, and what to fetch instead, as the end of a sentence.
 
-    Return None for any other architecture.
+    Return None if the file's architecture is not that of a drafter.
     """
     if architecture not in _ASSISTANTS_IN_GGUF:
         return None
@@ -87,7 +87,7 @@ def why_not_in_gguf(architecture: str) -> str | None:
 
 
 def kind_of_heads(config: Mapping[str, Any]) -> str | None:
-    """Return the kind of the heads that a config.json describes; None for anything else."""
+    """Return the kind of published drafter that a config.json describes, such as "eagle3"; None for anything else."""
     if is_eagle3(config):
         return "eagle3"
     if is_dflash(config):

@@ -66,8 +66,8 @@ def _ends_in_code(reply: str) -> bool:
 
 
 def _period(tail: str, least: int) -> int:
-    """Return the length of the phrase that the end of `tail` repeats REPEATS times over at least `least` characters, or
-    0."""
+    """Return the length of the phrase that `tail` repeats at its end, or 0. The phrase must come REPEATS times, and its
+    copies must have at least `least` characters together."""
     ending, start = tail[-ENDING:], len(tail) - 1
     for _ in range(PLACES):
         start = tail.rfind(ending, 0, start + ENDING - 1)

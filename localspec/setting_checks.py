@@ -113,7 +113,7 @@ def one_of(*words: str) -> Check:
 
 
 def parts(*known: str) -> Check:
-    """Return the check for the parts of the drafter `ouroboros` to use: some of `known`, returned in that order."""
+    """Return the check for the parts of the drafter `ouroboros`: a list of some of `known`, put in the same order."""
 
     def check(value: object) -> tuple[str, ...]:
         if isinstance(value, list | tuple) and all(part in known for part in value) and len({*value}) == len(value):

@@ -44,11 +44,10 @@ def one_line(text: str) -> str:
 
 
 class PasteFilter:
-    """A filter between a terminal and Textual. Textual would read an escape character in a paste as the beginning of a
-    key, such as Ctrl+Q.
+    """A filter between a terminal and Textual that makes pastes safe.
 
-    The filter makes such characters visible. It also turns a run of letters that arrives without the marks of a
-    bracketed paste into a paste.
+    Textual would read an escape character in a paste as the beginning of a key, so the filter replaces it by a visible
+    character. If many letters arrive together without the marks of a bracketed paste, the filter adds the marks.
     """
 
     def __init__(self) -> None:
@@ -80,7 +79,7 @@ class PasteFilter:
 
 
 def _marked(match: re.Match[str]) -> str:
-    """Return the replacement of a match of _KEYS: pasted letters between paste marks, Alt+Enter as Textual reads it."""
+    """Return the replacement of a match of _KEYS. Letters get the marks of a paste; Alt+Enter gets Textual's form."""
     if match[1]:
         return f"{PASTE_BEGIN}{match[1]}{PASTE_END}"
     return ALT_ENTER if match[0] in ("\x1b\r", "\x1b\n") else match[0]
