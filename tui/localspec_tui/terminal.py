@@ -32,9 +32,9 @@ def prepare() -> None:
 
 
 class _Terminal(io.TextIOWrapper):
-    """A stream to the terminal. A write calls `on_close` if the terminal is closed.
+    """A stream to the terminal. If the terminal is closed, a write calls `on_close`, and raises no error.
 
-    If the write raised an error, Textual would wait forever for its writing thread.
+    After an error, Textual would wait forever for its writing thread.
     """
 
     def __init__(self, descriptor: int, real: TextIO, on_close: Callable[[], None]) -> None:

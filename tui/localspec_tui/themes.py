@@ -39,7 +39,7 @@ def keep(theme: str, origin: str) -> str:
 
 
 class Themes(ThemeProvider):
-    """The palette's list of themes."""
+    """A provider of the themes among which the user chooses in the palette."""
 
     @property
     def commands(self) -> list[tuple[str, Callable[[], None]]]:

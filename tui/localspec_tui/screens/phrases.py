@@ -28,7 +28,7 @@ NOTHING = "No phrases are saved for this model yet."
 
 
 class _OtherSearch(Exception):
-    """A signal that ends a search, because the user has begun another one."""
+    """An exception that ends a search, because the user has begun another one."""
 
 
 class PhrasesScreen(AskingScreen[None]):

@@ -148,7 +148,7 @@ class KeysFooter(Footer):
         yield from (line.widget() for line in self._composed_of)
 
     async def recompose(self) -> None:
-        """Compose again, unless the same keys are shown: bindings are refreshed far more often than they change."""
+        """Make the footer's widgets again, but only if its keys have changed. Textual calls this far more often."""
         if self.is_attached and self._fitting_keys() != self._composed_of:
             await super().recompose()
 

@@ -224,8 +224,8 @@ class AttachedLine(Widget):
 
 
 class BelowLine(Widget):
-    """A line that counts the new lines below the visible lines. It takes no room without new lines. A click on it
-    scrolls to the end."""
+    """A line that counts the new lines of text below the visible ones. Without such lines it takes no room. A click on
+    it scrolls to the end."""
 
     def __init__(self) -> None:
         super().__init__()

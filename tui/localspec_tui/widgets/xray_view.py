@@ -1,4 +1,4 @@
-"""A view of a reply's tokens. A mark shows what proposed each: a drafter or the model. Only visible lines are drawn.
+"""A view of a reply's tokens, each with a mark for its proposer: a drafter or the model. Only visible lines are drawn.
 
 Words are kept whole where there is room, and every token is visible, even spaces.
 """
