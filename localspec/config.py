@@ -56,9 +56,9 @@ _PARTS = ("accelerating", "lengthening", "beside", "verification", "history")
 
 @dataclass(frozen=True)
 class Settings:
-    """The values for one command. `None` leaves a value to the model.
+    """The settings of one command. `None` leaves a value to the model.
 
-    Flags, variables, config.toml, `/set` and their checks follow from the rows of this table.
+    Each field is a row of the table of settings, from which flags, variables, `/set` and their checks are made.
     """
 
     model: str | None = _row(None, checks.name, "A name, a directory in the Hugging Face layout, or a GGUF file.", "-m")

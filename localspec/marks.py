@@ -1,4 +1,4 @@
-"""Bars, curves, borders, arrows, dots and quotes, with ASCII in their place on terminals without Unicode."""
+"""Draws bars, curves, borders, arrows, dots and quotes. On terminals without Unicode, ASCII characters replace them."""
 
 import locale
 import sys

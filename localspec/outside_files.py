@@ -46,7 +46,7 @@ def read_bytes(file: Path, limit: int = TEXT_LIMIT, *, pipe: bool = False) -> by
 
 
 def decoded(content: bytes) -> str:
-    """Return text without the byte-order mark of some Windows programs.
+    """Return UTF-8 content as text, without the byte-order mark that some Windows programs write.
 
     Raises ValueError for bytes that are not text; its message is a clause.
     """

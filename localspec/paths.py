@@ -1,4 +1,4 @@
-"""Every path that localspec owns. Nothing is created until something is written to it."""
+"""The paths of all files and directories of localspec. A directory is created only when something is written there."""
 
 import os
 import re

@@ -51,7 +51,7 @@ def counted(count: int, noun: str, several: str = "") -> str:
 
 
 def tokens_a_second(speed: float) -> str:
-    """Return `61.3 tokens/s`, or `2,437 tokens/s`."""
+    """Return a speed in words: `61.3 tokens/s`, `2,437 tokens/s`."""
     return f"{speed:,.1f} tokens/s" if speed < 100 else f"{speed:,.0f} tokens/s"
 
 
@@ -90,7 +90,7 @@ def speedup(ratio: float) -> str:
 
 
 def parameters_words(count: int) -> str:
-    """Return `7.6 million`, `1.7 billion`."""
+    """Return a number of parameters in words: `7.6 million`, `1.7 billion`."""
     for unit, name in ((10**9, "billion"), (10**6, "million")):
         if count >= 0.95 * unit:
             return f"{count / unit:.{0 if count >= 100 * unit else 1}f} {name}"
@@ -98,17 +98,17 @@ def parameters_words(count: int) -> str:
 
 
 def moment(seconds: float) -> str:
-    """Return a time in seconds since 1970, to the minute, in this machine's time zone."""
+    """Return a time, given in seconds since 1970, as `2026-01-31 14:05` in this machine's time zone."""
     return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
 
 
 def day(seconds: float) -> str:
-    """Return a time in seconds since 1970, to the day, in this machine's time zone."""
+    """Return the day of a time, given in seconds since 1970, as `2026-01-31` in this machine's time zone."""
     return moment(seconds)[:10]
 
 
 def ago(seconds: float, now: float) -> str:
-    """Return how long before `now` a time was; the day if it is more than a month.
+    """Return how long before `now` a time was: `just now`, `3 hours ago`. If it was 31 days or more, return the day.
 
     Both times are in seconds since 1970.
     """
@@ -130,12 +130,12 @@ def duration(seconds: float) -> str:
 
 
 def seconds_of(length: str) -> int:
-    """Return the seconds of `12h`, `30d`, `4w`, `1y`, also in words: `30 days`. Raises UsageMistake."""
+    """Return a duration such as `12h`, `30d`, `4w`, `1y` or `30 days` as a number of seconds. Raises UsageMistake."""
     return _seconds(length, _LENGTHS, "12h, 30d, 4w or 1y")
 
 
 def short_seconds_of(length: str) -> int:
-    """Return the seconds of `30s`, `10m`, `2h`, also in words: `10 minutes`. Raises UsageMistake."""
+    """Return a duration such as `30s`, `10m`, `2h` or `10 minutes` as a number of seconds. Raises UsageMistake."""
     return _seconds(length, _SHORT, "30s, 10m or 2h")
 
 

@@ -77,7 +77,7 @@ def with_piped(instruction: str, piped: str, files: str = "") -> ComposedPrompt:
 
 
 def _fenced(text: str) -> str:
-    """Return a text in a fence that is longer than any run of backticks in it."""
+    """Return a text as a Markdown code block. Its fence is longer than any run of backticks in the text."""
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence}\n{text}\n{fence}"
 

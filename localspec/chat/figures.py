@@ -217,7 +217,7 @@ def gain(ratio: float | None) -> str:
 
 
 def tokens_a_step(tokens: float | None) -> str:
-    """Return `3.1 tokens/step`; empty if the number is unknown, or 1, as in plain decoding."""
+    """Return the tokens per step as `3.1 tokens/step`; empty if the number is unknown, or 1, as in plain decoding."""
     words = f"{tokens or 1:.1f}"
     return "" if words == "1.0" else f"{words} tokens/step"
 
@@ -250,7 +250,7 @@ def shares(sources: Mapping[str, int]) -> list[tuple[str, float]]:
 
 
 def seconds_words(seconds: float) -> str:
-    """Return `under 0.1 s`, `4.1 s`, `41 s`, `2 min 5 s`."""
+    """Return a duration in words: `under 0.1 s`, `4.1 s`, `41 s`, `2 min 5 s`."""
     if seconds < 0.05:
         return "under 0.1 s"
     if seconds < 9.95:
@@ -260,13 +260,13 @@ def seconds_words(seconds: float) -> str:
 
 
 def thought(tokens: int, seconds: float, *, still: bool = False) -> str:
-    """Return `thought for 3.1 s, 214 tokens`; or `thinking for …` while thinking continues."""
+    """Return how long the model thought: `thought for 3.1 s, 214 tokens`; if it `still` thinks, `thinking for …`."""
     words = "thinking" if still else "thought"
     return f"{words} for {seconds_words(seconds)}, {counted(tokens, 'token')}"
 
 
 def saved_thought(saved: Mapping[str, Any]) -> str:
-    """Return the result of the function `thought` for figures that were saved; the word "thought" without figures."""
+    """Return how long the model thought, as `thought` does, from figures saved with a reply; `thought` without them."""
     tokens, seconds = _valid_number(saved.get("reasoning_tokens")), _valid_number(saved.get("reasoning_s"))
     return "thought" if tokens is None or seconds is None else thought(int(tokens), seconds)
 

@@ -33,7 +33,7 @@ def store_if_any(contents: str, raise_damage: bool = True) -> Iterator[Store | N
 
 
 def _out_of_reach(database: Path) -> str:
-    """Return why it is unknown whether the database exists; empty if that is known."""
+    """Return the reason if it cannot be determined whether the database exists; otherwise an empty text."""
     for path in (database, *database.parents):
         if os.path.islink(path) and not os.path.exists(path):
             return f"{path} is a link to a missing file"
