@@ -77,9 +77,7 @@ TERMS = """
 
 | word | means |
 |---|---|
-| step | one pass of the target, which verifies a draft of the small *draft model* |
-| tokens per step | tokens that a step adds to the reply, the target's own included |
-| block efficiency | the same, but the pass that reads the prompt counts as a step, too (appendix C) |
+| block efficiency | tokens per step, if the pass that reads the prompt counts as a step, too (appendix C) |
 | draft passes per step | passes of the draft model in a step |
 | rows per pass | tokens that one pass of the draft model computes |
 | γ | tokens that the draft model writes before its draft is lengthened |
@@ -87,10 +85,7 @@ TERMS = """
 | β | length of a phrase in tokens |
 | K | phrases that are tried after a draft |
 
-Tables and figures have the paper's numbers. *Speculative* only drafts with the draft model. Each row that begins with + adds one part to the row above:
-the *window*, in which the draft model also guesses later tokens (*accelerating drafting*), then phrases after the draft (*lengthening*), then
-phrases from the target's picks after refused drafts (*verification*). Other rows may use phrases of
-earlier replies (*history*), of the prompt and the reply so far (*the text itself*), or at the beginning of a draft (*the root*)."""
+Tables and figures have the paper's numbers."""
 
 
 @dataclass
@@ -223,16 +218,20 @@ def table_4(pairing: Pairing) -> str:
     rows |= pairing.replies(LAST, order, "parts")
     heads = ["", "prompts", "tokens per step", "more than the row above", "block efficiency"]
     heads += ["draft passes per step", "rows per pass", *(f"tokens per step, {task}" for task in pairing.tasks)]
-    lines, above = [], ""
+    lines, notes, above = [], list[str](), ""
     for row in PARTS:
         if not (replies := rows[row]):
             lines.append([row, NOT_RUN, *[""] * (len(heads) - 2)])
             continue
-        ahead = (
-            with_interval(difference(*common([replies], [rows[above]])))
-            if row.startswith("+") or row == "the paper's recipe"
-            else ""
-        )
+        ahead = ""
+        if row.startswith("+") or row == "the paper's recipe":
+            both = common([replies], [rows[above]])
+            ahead = with_interval(difference(*both))
+            if len(replies) != len(rows[above]):
+                values = " and ".join(figure(length(side).value) for side in both)
+                notes.append(
+                    f"- *{row}*: on the {len(both[0][0])} prompts of both rows, it and the row above have {values}."
+                )
         tokens, steps = (sum(reply[name] for reply in replies) for name in ("tokens", "steps"))
         # as in appendix C, the forward that reads the prompt counts, and so does its token
         line = [
@@ -246,8 +245,14 @@ def table_4(pairing: Pairing) -> str:
         by_task = [[reply for reply in replies if reply["task"] == task] for task in pairing.tasks]
         lines.append([*line, *(figure(length([group]).value) if group else NOT_RUN for group in by_task)])
         above = row
-    more = f"All rows have {letters(SMALL)}, except those with γ = {RECIPE.draft} and the paper's recipe ({letters(RECIPE)})."
-    return f"{table(heads, lines)}\n\n{more}"
+    columns = (
+        "Each row is a way of drafting. *Speculative* has only the draft model, and *lookahead* and *phrases* have none. A row "
+        "that begins with + adds one part to the row above. More tokens per step are better, and so are fewer passes and rows. "
+        f"All rows have {letters(SMALL)}, except *speculative, γ = {RECIPE.draft}* and the paper's recipe ({letters(RECIPE)})."
+    )
+    if notes:
+        columns += " *More than the row above* compares the prompts that both rows have:\n\n" + "\n".join(notes)
+    return f"{columns}\n\n{table(heads, lines)}"
 
 
 def drafting(replies: Sequence[Reply]) -> tuple[float | None, float | None]:
@@ -275,7 +280,12 @@ def grid(pairing: Pairing) -> str:
     }
     by_title = {title: rows[PAPER] for title, rows in pairing.across([PAPER], settings).items()}
     lines = [[f"γ = {draft}", *(cell(by_title[f"grid {draft} {phrase}"]) for phrase in PHRASE)] for draft in DRAFTS]
-    return table(["", *(f"β = {phrase}" for phrase in PHRASE)], lines) + prompts_of(next(iter(by_title.values())))
+    columns = (
+        "Rows are lengths of drafts (γ), columns lengths of phrases (β), with the same parts. Cells have the tokens per "
+        "step, and in round brackets the draft passes per step.\n\n"
+    )
+    heads = ["", *(f"β = {phrase}" for phrase in PHRASE)]
+    return columns + table(heads, lines) + prompts_of(next(iter(by_title.values())))
 
 
 def sampled(pairing: Pairing) -> str:
@@ -296,7 +306,8 @@ def sampled(pairing: Pairing) -> str:
         ]
         lines.append([row, *(with_interval(length(run)) if run[0] else NOT_RUN for run in runs)])
     heads = ["", *(f"temperature {temperature:g}" for temperature in TEMPERATURES)]
-    return table(heads, lines) + prompts_of(next(iter(results.values()))[PAPER])
+    columns = "Rows are ways of drafting, as in table 4. Cells have the tokens per step.\n\n"
+    return columns + table(heads, lines) + prompts_of(next(iter(results.values()))[PAPER])
 
 
 def lengths(pairing: Pairing) -> str:
@@ -330,7 +341,10 @@ def by_phrases(pairing: Pairing) -> str:
     )
     rows = [by_row[PAPER] for by_row in results.values()]
     lines = [[str(count), cell(replies)] for count, replies in zip(counts, rows, strict=True)]
-    return table(["K", "tokens per step (draft passes per step)"], lines) + prompts_of(rows[0])
+    columns = (
+        f"Each row has another number of phrases (K). Drafts have all parts up to *{PAPER.removeprefix('+ ')}*.\n\n"
+    )
+    return columns + table(["K", "tokens per step (draft passes per step)"], lines) + prompts_of(rows[0])
 
 
 def prompts_of(replies: Sequence[Reply]) -> str:
@@ -367,7 +381,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     def drafter(options: argparse.Namespace) -> dict[str, str]:
         return {"drafter": f"ouroboros:{options.draft}" if options.draft else "ouroboros"}
 
-    more = f" The texts of all replies are the target's. The tasks are *code* (HumanEval) and *mathematics* (GSM8K); `--limit` counts the prompts of each.{TERMS}"
+    more = f" The tasks are *code* (HumanEval) and *mathematics* (GSM8K), with at most `--limit` prompts each.{TERMS}"
     page(arg_parser, "Ouroboros, part by part", "paper_ouroboros.py", sections, argv, drafter, more)
 
 
