@@ -299,10 +299,9 @@ def about(options: argparse.Namespace, script: str, more: str, commits: Sequence
     ran = f"results are of commit {', '.join(commits)}" if commits else "nothing was run yet"
     return (
         f"Made by `python research/{script} -m {' '.join(options.models)}{draft} --prompts DIR --limit {options.limit} "
-        f"-n {options.max_tokens}{steps} --out DIR`; {ran}. The same command continues after it was stopped, and "
-        f'`--only "TITLE"` runs one part.\n\nA reply ends where it begins to repeat itself. Square brackets hold 95 % bounds, '
-        f"from {DRAWS} bootstrap samples of prompts and seeds. Differences are taken prompt by prompt. All figures here are "
-        f"counts, which do not depend on the load of the machine.{more}"
+        f"-n {options.max_tokens}{steps} --out DIR`; {ran}.\n\nAll figures are counted, not timed, so they do "
+        f"not depend on the load of the machine. Square brackets hold 95 % bounds, from {DRAWS} bootstrap samples of prompts and seeds. A difference "
+        f"compares the same prompts. A reply ends where it begins to repeat itself.{more}"
     )
 
 

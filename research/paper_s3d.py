@@ -65,15 +65,15 @@ DRAFTERS = ("plain", "s3d", "s3d+phrases")
 TREE = 4  # nodes of table 4
 TERMS = """
 
-Figure 4 is measured without training. First the whole model writes a reply at temperature 0. Then some of its layers, followed by its head, read
-this reply and guess after each token which one comes next.
+Figure 4 is measured without training. First the whole model writes a reply at temperature 0. Then some of its layers, followed by its head (which turns their output into guesses), read
+this reply and guess after each token which one comes next. Each row of a table is a choice of layers. In all columns of shares larger is better.
 
 | column | is |
 |---|---|
-| scheme | which layers are skipped; *symmetric* skips the middle and keeps equally many early and late layers |
+| scheme | which layers are skipped; *symmetric* is the paper's best scheme (above) |
 | first guess right | share of tokens for which the likeliest guess is the model's token |
 | among first four | share of tokens for which the model's token is among the four likeliest guesses |
-| lead over symmetric | *first guess right* minus that of the symmetric scheme with equally many layers |"""
+| lead over symmetric | *first guess right* minus that of *symmetric* with equally many layers; negative means worse |"""
 
 
 def schemes(count: int, size: int) -> dict[str, tuple[int, ...]]:
