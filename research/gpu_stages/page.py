@@ -18,6 +18,7 @@ TITLES = {
 
 
 UNKNOWN = "an unknown commit"
+AIMS = "Each row compares the value that was *found* with the bound that was *wanted*. A share of 1.00 means all."
 
 
 def write(work: Path, out: Path, small: bool) -> None:
@@ -26,7 +27,7 @@ def write(work: Path, out: Path, small: bool) -> None:
     known = {stage: content for stage, content in stages.items() if content["figures"]}
     aims = [(stage, aim) for stage in known for aim in MODULES[stage].aims(known[stage]["figures"])]
     parts = ["# Figures of one NVIDIA GPU", head(list(stages.values()), small)]
-    parts += [f"## Aims\n\n{aims_table(aims)}"] if aims else []
+    parts += [f"## Aims\n\n{AIMS}\n\n{aims_table(aims)}"] if aims else []
     for stage, content in known.items():
         parts.append(
             f"## {stage}: {TITLES[stage]}\n\n{runs_told(content['runs'])}\n\n{commits_told(content)}{MODULES[stage].section(content['figures'])}"
@@ -42,7 +43,7 @@ def head(stages: Sequence[Mapping[str, Any]], small: bool) -> str:
     missing = [stage for stage, content in zip(sorted(MODULES), stages, strict=True) if not content["figures"]]
     absent = f" Not run: {', '.join(missing)}." if missing else ""
     intro = (
-        "For readers of [gpu.md](../gpu.md#what-the-h200-showed), which explains the words and what follows from these figures; this page has only the records. Made by `research/gpu_proof.py` in *stages* a, b, c, …; under the title of a stage is its command."
+        "For readers of [gpu.md](../gpu.md#what-the-h200-showed) who want the measurements behind it. gpu.md explains the words, and says what follows from them. `research/gpu_proof.py` measured in *stages*, a to g. Under the title of a stage are its commands. After a command come its time, the load of the machine, and how it ended: with *all measured*, or before the measurement for which time was up."
         f"{absent} In an *eager* step Python starts each operation; a *captured* or *recorded* step is replayed as one CUDA graph. All models except the demo "
         "have random weights."
     )

@@ -31,9 +31,12 @@ MEANINGS = {
     "of the prediction": "memory ÷ predicted memory",
 }
 RECORDS = (
-    "The tests recorded these values. A case is a precision with a drafter, or with the fastest or the exact way of computing. "
-    "The value of the self-test is the precision, the grade, and the largest difference between a row computed by itself and with "
-    "others; *rows by 16* are filled up to a multiple of 16."
+    "The tests recorded the values of the next table.\n\n"
+    "- A *case* is a precision with a drafter, or a precision with the fastest or the exact way of computing.\n"
+    "- The *self-test of exactness* computes a row by itself and together with others. Its value is the precision, the grade, and "
+    "the largest difference between the two results. The grade is *bitwise* if all bits are the same, and else *numerical*. "
+    "*Rows by 16* means that passes are filled up to a multiple of 16 rows.\n"
+    "- *Peak* is the most memory used, and *loading* the most while the model was loaded."
 )
 PEAK_TEST, PEAK_TOLD = "test_the_peak_is_what_was_predicted", "bytes at the peak, of those that were predicted"
 

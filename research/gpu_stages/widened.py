@@ -184,7 +184,7 @@ def section(figures: dict[str, Any]) -> str:
             f"The demo model was enlarged with zeros, {model['factor']} times in width: {model['parameters'] / 1e9:.2g} B parameters in 8 layers. It writes the demo's texts and drafts. "
             "A usual model of that size has four times as many layers, and so launches four times as many kernels in a step. "
             "*Peak GiB* is the most memory used, τ the tokens per step, × the speedup over plain decoding (`none`), and M is × ÷ "
-            "relative peak memory. *Other texts* counts replies that differ from plain "
+            "relative peak memory. Of these, and of tokens/s, more is better, and of memory less. *Other texts* counts replies that differ from plain "
             "decoding, and *switched off* replies in which drafting stopped because it did not pay."
         )
     for precision, results in by_precision(figures).items():
@@ -211,8 +211,8 @@ def section(figures: dict[str, Any]) -> str:
     papers = [[f"table {row[0]}: {row[1]}", *(figure(value) for value in row[2:])] for row in S3D_ROWS]
     heads = ["table of the S3D paper: method", "peak GiB", "tokens/s", "M", "M over all"]
     parts.append(
-        "For comparison: figures of the S3D paper, from an A10G with the prompts of MT-Bench. M compares with the first row. "
-        f"*M over all* is for all three sets of prompts.\n\n{table(heads, papers)}"
+        "For comparison, here are figures of the S3D paper, from an NVIDIA A10G with the prompts of MT-Bench. There M compares with "
+        f"the first row. *M over all* is M for all three sets of prompts of that paper.\n\n{table(heads, papers)}"
     )
     return "\n\n".join(parts)
 
@@ -250,7 +250,7 @@ def aims(figures: dict[str, Any]) -> list[Aim]:
         goals.append(Aim(title, best_lean(good) if recorded else None, FASTER))
         goals.append(
             Aim(
-                f"{precision}: best *M over all* of a drafter (wanted: that of S3D in table 1 of its paper)",
+                f"{precision}: best M of a drafter (wanted: *M over all* of S3D in the last table of stage d)",
                 worth,
                 S3D_OVER_ALL,
             )
