@@ -150,6 +150,9 @@ def table(timings: dict[str, list[Timed]], title: str) -> str:
     lines = [
         title,
         "",
+        "Times are milliseconds: medians, with quartiles in brackets. *First token* and *end of the reply* count from the start of "
+        "the process. *Before the prompt* ends when the engine gets the prompt, and *prompt to first token* begins there.",
+        "",
         "| start | first token | end of the reply | prompt to first token | before the prompt | weights, MB | peak, MB |",
     ]
     lines.append("|---|---|---|---|---|--:|--:|")
@@ -164,7 +167,7 @@ def table(timings: dict[str, list[Timed]], title: str) -> str:
             f"| {way} | {cell([t.first for t in times])} | {cell([t.end for t in times])} | {engine} | {startup} | "
             f"{weights} | {peak} |"
         )
-    return "\n".join([*lines, "", "Milliseconds: medians, and the quartiles in brackets."])
+    return "\n".join(lines)
 
 
 def cell(seconds: "list[float] | tuple[float, ...]") -> str:
