@@ -50,7 +50,7 @@ def about(lines: Sequence[Line], machine: str) -> str:
         f"virtual machine took more than {DISTURBED} of a core. Disturbed replies: {disturbed or 'none'}. The host took {stolen / 100:.1f} s in all.\n"
         f"- **Variants.** `none` is plain decoding, without drafts. `auto` knows measured costs and how many drafted tokens were right in earlier replies; `{FIRST}` "
         f"knows neither, as just after an import. All others are named drafters.\n"
-        f"- **Tables of ×.** × is the time of plain decoding ÷ the time of the variant, over all prompts of a kind of text. "
+        f"- **Tables of ×.** × is the time of plain decoding ÷ the time of the variant, over all prompts of a kind of text. A row is a variant. "
         f"Square brackets hold 95 % bounds, from {DRAWS} bootstrap samples of prompts. Round brackets hold the tokens per "
         f"step, and in the row `{PLAIN}` the tokens/s. A column title such as `code (6)` counts the prompts. The last column is the geometric mean of the kinds."
     )
@@ -167,9 +167,9 @@ def judged(kinds: Kinds, variants: Sequence[str], aims: Mapping[str, float]) -> 
             rows.append([*cells, "" if near and not short else why])
     if rows:
         yield (
-            "The next table compares `auto` with the fastest drafter that was named. Where it is more than 5 % slower"
+            "The next table compares `auto` with the fastest drafter that was named. Where `auto` is more than 5 % slower"
             f"{' or misses an aim' if aims else ''}, the last column says why: × = tokens per step ÷ (forward + draft + rest "
-            "of a step). These times are in plain steps, the steps of plain decoding."
+            "of a step). The unit of these times is a plain step."
         )
         heads = [
             "text",
@@ -225,7 +225,7 @@ def beside_llama_cpp(kinds: Kinds, names: Sequence[str]) -> Iterator[str]:
         rows.append(
             [f"{name} ÷ best of llama.cpp", *cells, "{:.2f} [{:.2f}, {:.2f}]".format(*mean(renamed, name, LLAMA_CPP))]
         )
-    note = "Tokens/s of localspec and of llama.cpp on the same files, with tokens per step in round brackets. The last two rows are ratios with 95 % bounds; they take the fastest setting of llama.cpp for each kind of text."
+    note = "The next table has the tokens/s of localspec and of llama.cpp on the same files, with tokens per step in round brackets. The last two rows are ratios with 95 % bounds. They take the fastest setting of llama.cpp for each kind of text."
     if any("draft" in name for name in theirs):
         note += " `draft 8, 0.6` has a draft model that drafts at most 8 tokens, each with a probability of at least 0.6; `any` means any probability."
     yield note
@@ -275,8 +275,9 @@ def scarce(kinds: Kinds, variants: Sequence[str], lines: Sequence[Line]) -> Iter
     why = next(line["scarce"]["why"] for line in lines if "scarce" in line and line["scarce"]["drafter"] == first)
     counts = ", ".join(f"`{drafter}` {BY[by]} in {times}" for (drafter, by), times in counted.most_common())
     yield (
-        "The next table has M = × ÷ relative memory; its last column has the relative memory (memory ÷ memory of plain "
-        "decoding). If only 1.6 times the model's size were free (`--scarce` sets this number), `auto` would choose "
-        f"{counts} of {counted.total()} replies. {expected(why)}"
+        "The next table has M = × ÷ relative memory, and in the last column the relative memory (memory ÷ memory of plain "
+        "decoding). The larger M, the better. If only 1.6 times the model's size were free (`--scarce` sets this number), `auto` would choose "
+        f"{counts} of {counted.total()} replies. {expected(why)} "
+        "The last row compares this choice with the drafter of the best M, which is in brackets."
     )
     yield table(["M", *kinds, "relative memory"], rows)
