@@ -102,7 +102,7 @@ MACHINES = {
 # By machine: the reason for which a user of another program would choose something else, and why this choice stays.
 OBJECTIONS = {
     "GPU 4 GB": "In other programs a model of 4B in four bits takes 2.5 GB and runs on this card at about 40 tokens/s. In localspec it takes "
-    "3.4 GiB and does not fit: its output layer stays in 16 bits (0.8 GB), because localspec has no kernel for a packed one.",
+    "3.4 GiB and does not fit: its output layer stays in 16 bits (0.8 GB), because localspec cannot compute with a packed one there.",
     "GPU 8 GB": "The model takes all of the memory that may be used. But a tenth of the card is kept free for other programs, and if they "
     "need more, `doctor` chooses a smaller model.",
     "GPU 10 GB, GPU 12 GB half taken, GPU 4 GB with 32 GB": "From 20 tokens/s on only quality counts, and a "
@@ -128,17 +128,17 @@ SHOWN = ("none", "phrases", "medusa", "s3d")
 
 HEAD = """# Which model is chosen on which machine
 
-For readers who want to know what `localspec doctor` would recommend for a machine that they do not have ([words on these pages](README.md#words-on-these-pages)). With a graphics card that has 12 GB or
-more free, it is a model of 12 billion parameters (12B). Otherwise, with 24 GB of main memory or more, it is a *mixture of experts* on the processor: a model that uses only some of its parts, the experts, for each token. With
+For readers who want to know what `localspec doctor` would recommend for a machine that they do not have ([words on these pages](README.md#words-on-these-pages)). With a free graphics card of 12 GB or
+more, it is a model of 12 billion parameters (12B). Otherwise, with 24 GB of main memory or more, it is a *mixture of experts* on the processor: a model that uses only some of its parts, the experts, for each token. With
 less memory it is a model of 4B to 8B.
 
-Made by `python research/selection_table.py > docs/figures/selection.md`. Nothing was measured: a model's speed is estimated from the speeds of memory and processor, and the share of right guesses from
-published models. [prediction.md](prediction.md) says how far such predictions are off. The *registry* is localspec's list of models. All of its drafters are considered, whether they were fetched or not. On your own machine `doctor` measures, and gives its reasons.
+Made by `python research/selection_table.py > docs/figures/selection.md`. Nothing was measured. A model's speed is estimated from the speeds of memory and processor. How many guesses of a drafter are right is taken from
+published figures. [prediction.md](prediction.md) says how far such predictions are off. On your own machine `doctor` measures, and gives its reasons. The *registry* is localspec's list of models. All of its drafters are considered, whether they were fetched or not. Three things are chosen:
 
-- **The model.** Each model of the registry has a *quality*: a number given by judgement. The model with the best quality, weighted by speed, is chosen. Quality counts in full from 20 tokens/s on, and half at 5.8 tokens/s, the speed of a reader. (For a model that thinks first, these are 30 and 8.7 tokens/s.)
+- **The model.** Each model of the registry has a *quality*: a number given by judgement. The model with the best quality, weighted by speed, is chosen. Quality counts in full from 20 tokens/s on. It counts half at 5.8 tokens/s, the speed of a reader. (For a model that thinks first, these are 30 and 8.7 tokens/s.)
   On a graphics card quality is multiplied by 1.05, because other programs need the processor.
-- **Its precision and drafter.** The fastest pair is chosen, unless it takes more than half of the memory that may be used. Then the pair with the highest *M* is chosen: speedup ÷ relative memory. Of drafters within 5 % of the best, the one with the least memory is taken.
-- **The experts** of a mixture are read from the disk if memory has no room for all of them.
+- **Its precision and drafter.** The fastest pair is chosen, unless it takes more than half of the memory that may be used. Then the pair with the highest *M* is chosen: speedup ÷ relative memory, both compared with plain decoding (without drafts). Of drafters within 5 % of the best, the one with the least memory is taken.
+- **The place of experts.** They are read from the disk if memory has no room for all of them.
 
 | column | is |
 |---|---|
@@ -148,7 +148,7 @@ published models. [prediction.md](prediction.md) says how far such predictions a
 | chosen model | what `doctor` recommends, by its name in the registry. `30b-a3b` means 30 billion parameters, of which each token uses 3 billion |
 | device | the processor (cpu) or a graphics card (cuda) |
 | packing and drafter | the [precision](../models.md#precisions) of the weights, such as int4 or nf4 (4 bits); *bits per weight* stands for the blocks of a GGUF file. Where M is 1.00, no gain from `phrases` is predicted, but they cost nothing until one matches |
-| memory, tokens/s, M | predicted for this choice |
+| memory, tokens/s, M | predicted for this choice; a larger M is better |
 | decided by | whether speed or M decided between precisions and drafters |
 
 | machine | usual there | may use | chosen model | device | packing and drafter | memory | tokens/s | M | decided by |
@@ -173,7 +173,7 @@ def of_cards() -> None:
     print(
         "The table shows which drafter `auto` would choose for two models of the registry, `phi3-s3d` (Phi-3 mini) and "
         "`mistral-7b-medusa`, on the cards above. (The 6 GB card has faster memory than the 8 GB card.)\nThe columns `none` "
-        "(no drafts) to `s3d` are drafters, with the predicted tokens/s, memory and M of each. The drafters `medusa` and `s3d` "
+        "(no drafts) to `s3d` are drafters. A cell has the predicted tokens/s (`26/s`), memory and M of the drafter. The drafters `medusa` and `s3d` "
         "are assumed to be trained already (`localspec train`).\nHow many guesses of S3D are right is computed by the formula "
         "of its paper. For Medusa a share is assumed, a little below what Spec-Bench measured for a 7B.\n"
     )
@@ -218,7 +218,7 @@ def main() -> None:
         print(f"- **{name}.** {text}")
     of_cards()
     print(
-        "\n## By `--prefer`\n\nThe model that `doctor` takes with `--prefer speed` (the fastest), `--prefer memory` (the smallest that is fast enough) or `--prefer quality` (the best at any speed).\n\n| machine | speed | memory | quality |\n| --- | --- | --- | --- |"
+        "\n## By `--prefer`\n\nThe table has the model that `doctor` takes with `--prefer speed` (the fastest), `--prefer memory` (the smallest that is fast enough) or `--prefer quality` (the best at any speed).\n\n| machine | speed | memory | quality |\n| --- | --- | --- | --- |"
     )
     for name, rows in every.items():
         cells = [preferred(rows, prefer) for prefer in ("speed", "memory", "quality")]
