@@ -60,7 +60,7 @@ class StageReached(Message):
 
 @dataclass
 class Measuring(Message):
-    """The progress of a measurement between replies; an empty text if the measurement has ended or paused."""
+    """A message with the progress of a measurement between replies; empty if the measurement has ended or paused."""
 
     stage: str
 
@@ -138,7 +138,7 @@ class UnsavedTurns(Message):
 
 @dataclass
 class Titled(Message):
-    """A new title of the conversation."""
+    """A message that the conversation has a new title."""
 
     title: str
 
@@ -152,7 +152,7 @@ class Branched(Message):
 
 @dataclass
 class Copied(Message):
-    """A sentence about the result of copying, and a name for the copied text if it is not obvious."""
+    """A message with the result of copying, in a sentence, and a name for the copied text if it is not obvious."""
 
     sentence: str
     label: str = ""
@@ -160,7 +160,7 @@ class Copied(Message):
 
 @dataclass
 class FetchPlanned(Message):
-    """The plan of a download, to which the user must agree."""
+    """A message with the plan of a download, to which the user must agree."""
 
     model: str
     planned: "Planned"
@@ -168,7 +168,7 @@ class FetchPlanned(Message):
 
 @dataclass
 class FetchEnded(Message):
-    """The end of a download: the model is here, or the download was stopped or failed."""
+    """A message that a download has ended: the model is here, or the download was stopped or failed."""
 
     model: str
     sentence: str

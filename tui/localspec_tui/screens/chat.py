@@ -77,7 +77,7 @@ def _download_screen(model: str) -> "DownloadScreen":
 
 
 class ChatScreen(StableLayout, Screen[None]):
-    """The widgets of the chat, and the objects that act on them.
+    """A screen with the widgets of the chat, and with the objects that act on them.
 
     The screen passes messages and keys on to these objects.
     """
