@@ -102,8 +102,8 @@ def kind_of_heads(config: Mapping[str, Any]) -> str | None:
 
 
 def base_model(config: Mapping[str, Any], repo: str = "") -> str | None:
-    """Return the model that the heads draft for, named in config.json or, for an assistant, in `repo`; None if
-    unknown."""
+    """Return the model for which a published drafter drafts; None if unknown. config.json names it or, for an
+    assistant, the name of the repository (`repo`) does."""
     if kind_of_heads(config) == ASSISTANT and repo.endswith(_OF_ASSISTANTS):
         return repo.removesuffix(_OF_ASSISTANTS)
     verifier = config.get("speculators_config")

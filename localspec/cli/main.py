@@ -231,7 +231,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _say(sentence: str, code: int = 1) -> int:
-    """Print a sentence, and return `code`. A long sentence is cut between problem and remedy."""
+    """Print a sentence, and return `code`. A very long sentence loses its middle, not the problem or the remedy."""
     text = one_line(sentence)
     say(text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}")
     return code
