@@ -1,1 +1,1 @@
-"""Models: names and cards, sizes, and the drafters that were made for them."""
+"""Models: their names, files and sizes, and the drafters that were made for them."""

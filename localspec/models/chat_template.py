@@ -88,7 +88,7 @@ _left = threading.local()  # `characters` that the rendering on this thread may 
 
 
 class _Code(CodeGenerator):
-    """A compiler of templates. Its code lets the sandbox count the lengths of joined texts and of slices."""
+    """A compiler of templates. The compiled code lets the sandbox count the lengths of joined texts and of slices."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802
         self.write("environment.concat((")
@@ -105,7 +105,7 @@ class _Code(CodeGenerator):
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """A sandbox that limits the size of each result before it is made, and the sum of all sizes."""
+    """A Jinja sandbox that limits the size of each result, before it is made, and the sum of all sizes."""
 
     code_generator_class = _Code
     intercepted_binops = frozenset(("+", "*", "**", "%"))
@@ -179,7 +179,7 @@ def _printable(value: Any) -> Any:
 
 
 def _size(value: Any) -> int:
-    """Return about how many characters a value's text has, at least 1. Raises MemoryError above the limit."""
+    """Return roughly how many characters a value's text has, at least 1. Raises MemoryError above a limit."""
     if isinstance(value, (str, bytes)):
         return max(1, len(value))
     if not isinstance(value, (Mapping, list, tuple, set, frozenset, range)):

@@ -54,15 +54,15 @@ class ChatTokenizer:
         return ids
 
     def _marked(self, ids: list[int]) -> list[int]:
-        """Return a prompt with the marks that the model's file requires around each prompt, if they are missing."""
+        """Add the special tokens that the model's file requires around each prompt, if the prompt `ids` lack them."""
         before, after = self.tokenizer.around
         begins, ends = ids[: len(before)] == before, ids[len(ids) - len(after) :] == after
         return [*([] if begins else before), *ids, *([] if ends else after)]
 
     def added_marks(self) -> list[tuple[str, bool]]:
-        """Return the marks that the model's file requires around prompts, but its template does not write.
+        """Return the special tokens that the model's file requires around prompts, but that the chat template omits.
 
-        Each mark is paired with True if it precedes the prompt, or False if it follows.
+        Each is a pair: its text, and True if it precedes the prompt, or False if it follows.
         """
         if self.add_special_tokens or not any(self.tokenizer.around):
             return []
@@ -80,7 +80,7 @@ class ChatTokenizer:
         self.render(_PLAINEST)
 
     def count(self, text: str) -> int:
-        """Return the number of tokens of a message. Counts of earlier messages are remembered, but not their texts."""
+        """Return the number of tokens in the text of a message. Results are cached, by the hashes of the texts."""
         key = hash(text)
         if key not in self._counts:
             if len(self._counts) >= _COUNTED:
@@ -90,9 +90,9 @@ class ChatTokenizer:
 
     @property
     def add_special_tokens(self) -> bool:
-        """Whether the tokenizer adds marks around a text.
+        """Whether the tokenizer adds special tokens around a text.
 
-        With a chat template it does not, because the template writes the marks.
+        With a chat template it does not, because the template writes them.
         """
         return not self.tokenizer.chat_template
 
@@ -106,9 +106,9 @@ class ChatTokenizer:
         return self.marks.restored(self.render_apart(messages, waits, think))
 
     def render_apart(self, messages: Sequence[Message], waits: bool = True, think: bool | None = None) -> str:
-        """Return the text of `render`, but with a stand-in character in each mark that a user typed.
+        """Return the text of `render`, but change special tokens that a user typed, so that they are not recognized.
 
-        `marks` encodes the result so that typed marks become text, not tokens.
+        Usually a stand-in replaces the first character. `marks` then encodes them as ordinary text.
         """
         # Many templates do not use the thoughts before earlier answers.
         unread = () if "reasoning_content" in (self.tokenizer.chat_template or "") else ("reasoning_content",)
@@ -135,9 +135,9 @@ class ChatTokenizer:
         return self._templated(switch.with_words(messages, think), waits, switch.variables(think))
 
     def _templated(self, messages: Sequence[Message], waits: bool, switches: Mapping[str, bool] | None = None) -> str:
-        """Return the template's text of a conversation.
+        """Render a conversation with the chat template. Raises the errors of `render`.
 
-        Merge system messages into the user's if the template does not write them.
+        System messages that the template refuses or leaves out are merged into user messages.
         """
         answer = self._answer(messages, waits, switches)
         systems = {index for index, message in enumerate(messages) if message["role"] == "system"}
@@ -165,8 +165,10 @@ class ChatTokenizer:
     def _answer(
         self, messages: Sequence[Message], waits: bool, switches: Mapping[str, bool] | None = None
     ) -> dict[str, Any]:
-        """Return the `text` that the template makes, or an `error`, with `refused` if the template raised it on purpose
-        and `limit` if a limit was exceeded."""
+        """Run the template on a conversation. Return {"text": …}, or {"error": reason}.
+
+        An error has `refused` if the template raised it on purpose, and `limit` if the template exceeded a limit.
+        """
         if self._stopped:
             return {"error": self._stopped, "limit": True}
         from jinja2 import TemplateError  # slow to import
@@ -216,7 +218,7 @@ class ChatTokenizer:
 
     @cached_property
     def marks(self) -> SpelledMarks:
-        """The codec for marks, which stay text if a user types them."""
+        """The codec that encodes marks as text where a user typed them, and as tokens where the template wrote them."""
         added = self.tokenizer.added_tokens
         special = {token.content for token in added.values() if token.special}
         named = {added[token].content for token in self.tokenizer.special_ids & added.keys()}
@@ -258,11 +260,11 @@ class ChatTokenizer:
 
     @cached_property
     def switch(self) -> Switch | None:
-        """The switch of the model's template for thinking; None if it has none."""
+        """The `Switch` by which the chat template turns thinking on or off; None if the template has no switch."""
         return find_switch(self.tokenizer.chat_template or "", self._switched)
 
     def heeds_switch(self, system: str | None) -> bool:
-        """Return whether the template's switch has an effect with this system prompt. Some prompts disable it."""
+        """Return whether the switch for thinking changes the prompt. Some system prompts disable it."""
         return self.switch is not None and self.switch.changes(self._switched, system)
 
     def thinks_by_itself(self, system: str | None) -> bool | None:
@@ -358,7 +360,7 @@ class ChatTokenizer:
 
 
 def _halves(text: str) -> set[str]:
-    """Return the surrogates of a text. In messages, each stands for the first character of a typed mark."""
+    """Return a text's surrogates (halves of characters). In messages, they replace first characters of typed marks."""
     return set(re.findall("[\ud800-\udfff]", text))
 
 
@@ -367,7 +369,7 @@ def _with_texts(message: Message, change: Callable[[str], str]) -> Message:
 
 
 def _merged(messages: Sequence[Message], systems: Collection[int]) -> list[Message]:
-    """Return a conversation that joins its system messages at `systems` to the user's next message, if there is one."""
+    """Merge the system messages at the indices `systems` into the user message that follows them, if there is one."""
     merged: list[Message] = []
     waiting: list[Message] = []
     for index, message in enumerate(messages):

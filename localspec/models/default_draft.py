@@ -24,9 +24,9 @@ NEARLY = 0.9  # a model that reads more than this share counts as one of the sam
 
 @dataclass(frozen=True)
 class DefaultDraft:
-    """A small model, and in words how it was found.
+    """A small model that drafts for a target by default. `origin` says in words how it was found.
 
-    Published figures of the pair apply only if models.toml names it (`named`).
+    `named` says whether models.toml names it. Only then do published measurements of the two models apply.
     """
 
     card: TargetCard
@@ -35,12 +35,13 @@ class DefaultDraft:
 
 
 def default_draft(card: TargetCard, models: Mapping[str, TargetCard] | None = None) -> tuple[DefaultDraft | None, str]:
-    """Return the small model that drafts for a target, and sentences about the models that were skipped.
+    """Return the small model that drafts for a target by default, and sentences that say why others were skipped.
 
-    The result is the first of these models that is here and has the target's tokens: the model that models.toml names;
-    the model in the target's directory under `draft`; the smallest installed model with the same tokenizer.json that
-    reads at most half of the target's bytes per step. Otherwise return the model in models.toml, to be fetched, or
-    None. Only headers are read. `models` is a recent result of `registry.known`, for callers with many models.
+    There are three candidates, in this order: the model that models.toml names; the model in the target's directory
+    under `draft`; the smallest installed model with the same tokenizer.json that reads at most half of the target's
+    bytes per step. The first one that is on this machine and has the target's tokens is returned. Otherwise the model
+    in models.toml is returned, to be fetched, or None. Only headers are read. `models` is a recent result of
+    `registry.known`, for callers with many models.
     """
     named: DefaultDraft | None = None
     if card.draft:
@@ -58,7 +59,7 @@ def default_draft(card: TargetCard, models: Mapping[str, TargetCard] | None = No
 
 
 def too_large_to_draft(card: TargetCard, models: Mapping[str, TargetCard] | None = None) -> str:
-    """Return a sentence about the smallest installed model with the target's tokenizer, if it is too large to draft.
+    """Return a sentence if the smallest installed model with the target's tokenizer is too large to draft, or "".
 
     `models` is as for `default_draft`.
     """
@@ -93,7 +94,7 @@ def _candidates(
 
 
 def _installed(card: TargetCard, models: Mapping[str, TargetCard], share: float) -> TargetCard | None:
-    """Return the smallest model in `models` that is here, has the target's tokenizer.json, and reads per step at most
+    """Return the smallest installed model of `models` that has the target's tokenizer.json, and reads per step at most
     the given share of the target's bytes."""
     limit = share * step_bytes(card.path)
     candidates: list[tuple[float, TargetCard]] = []
@@ -105,7 +106,7 @@ def _installed(card: TargetCard, models: Mapping[str, TargetCard], share: float)
 
 
 def step_bytes(path: Path) -> float:
-    """Return the bytes of weights that a step of one row reads, counting dense weights as int8.
+    """Return the bytes of weights that a model reads to decode one token. Dense weights count as int8: one byte each.
 
     In a mixture of experts, only the chosen experts are counted.
     """
@@ -124,9 +125,9 @@ def compare(
 ) -> None:
     """Raise UsageMistake unless two models have the same ids of tokens. Ids that only pad a vocabulary may differ.
 
-    `small` and `target` are tokens by id, and `special` are the target's ids that occur in no text. The small model in
-    `path` has `vocabulary` ids. Its tokenizer may list special tokens with higher ids, such as the token for images in
-    Gemma 3's text models. Drafters replace these ids by others before the small model reads a text.
+    `small` and `target` map ids to tokens. `special` are the target's ids that occur in no text. The small model in
+    `path` has `vocabulary` ids. Its tokenizer may list special tokens with higher ids, such as the image token in Gemma
+    3's text models. Drafters replace these ids by others before the small model reads a text.
     """
     different = [index for index in target.keys() & small.keys() if target[index] != small[index]]
     if different:
@@ -170,7 +171,7 @@ def _content(path: Path) -> bytes:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Within this context, raise LocalspecError for a model whose tokenizer.json cannot be read."""
+    """Turn errors of reading a model's tokenizer.json, in this context, into LocalspecError."""
     try:
         yield
     except FileNotFoundError as error:

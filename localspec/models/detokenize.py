@@ -51,7 +51,7 @@ class Detokenizer:
         return new
 
     def _shorten(self, text: str, before: int) -> None:
-        """Make the oldest recent tokens the new context: as many as were returned and end between two characters."""
+        """Replace the context by the oldest recent tokens, whose text was returned and ends between two characters."""
         for split in range(len(self._recent) - 1, 0, -1):
             head = self._decode([*self._context, *self._recent[:split]])[before:]
             if len(head) <= self._returned and head + self._decode(self._recent[split:]) == text:

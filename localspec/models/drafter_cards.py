@@ -1,4 +1,4 @@
-"""Finds trained drafters by name or directory and describes them as DrafterCard. Reads headers, never weights."""
+"""Finds trained drafters by name or directory, and describes each by a `DrafterCard`. No weights are loaded."""
 
 import hashlib
 import math
@@ -53,7 +53,7 @@ def check_family(kind: str, architecture: str | None, model: str) -> None:
 def accepted_kinds(card: TargetCard, *takes: Takes, shape: Shape | None = None) -> tuple[str, ...]:
     """Return the names of the kinds of drafters that suit a model's layers, family and files.
 
-    With `takes`, such as "weights", return only kinds that need one of these. Unknown properties exclude no kind.
+    With `takes`, such as "weights", return only kinds that need these. Unknown properties of a model exclude no kind.
     """
     architecture, published = (card.entry.architecture, card.entry.shape) if card.entry else (None, None)
     with suppress(LocalspecError):
@@ -92,7 +92,7 @@ TRAIN_AGAIN = "train the drafter again"  # a drafter from `train` cannot be fetc
 
 @dataclass(frozen=True)
 class DrafterCard:
-    """A trained drafter, as its drafter.json describes it."""
+    """A description of a trained drafter, read from its drafter.json."""
 
     kind: str
     path: Path
@@ -113,10 +113,10 @@ class DrafterCard:
 
     @property
     def generated(self) -> tuple[float, int] | None:
-        """The (acceptance length, nodes) on text that the target generated after the training; None if not measured.
+        """The (acceptance length, nodes per tree) measured on text that the target generated; None if not measured.
 
-        Two kinds of text were measured: text like the training text, and replies to prompts of all kinds. The lower
-        length counts, because later prompts are unknown.
+        After training, two kinds of text are measured: text like the training text, and replies to prompts of all
+        kinds. The smaller length is returned, because later prompts are unknown.
         """
         measurements = [measurement for name in ACCEPTANCE if (measurement := self.about.get(name)) is not None]
         lengths = [(float(measurement["length"]), int(measurement["nodes"])) for measurement in measurements]
@@ -124,9 +124,9 @@ class DrafterCard:
 
     @property
     def right_after_right(self) -> list[float]:
-        """The rate at which the first guess at each depth was right if all earlier guesses were; empty if unknown.
+        """For each depth of a draft, how often the first guess was right if all earlier ones were; empty if unknown.
 
-        In contrast, `accuracy_by_depth` includes guesses after a wrong guess.
+        In contrast, `accuracy_by_depth` also counts guesses that follow a wrong one.
         """
         rates = self.about.get(RIGHT_AFTER_RIGHT)
         return [float(rate) for rate in rates] if rates and _are_accuracies([rates]) else []
@@ -145,11 +145,12 @@ def stored_shape(header: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> DrafterCard:
-    """Return the trained drafter that `name`, a kind or a directory, means for a model.
+    """Return a model's trained drafter. `name` is a kind of drafters, such as eagle3, or a directory.
 
-    The user's own drafters of a kind, the newest first, come before a drafter that came with the model. Drafters that
-    are damaged, or that a bench found not to pay, are skipped. Raises NotHere if there is no drafter, UsageMistake for
-    a drafter of another model or family, and LocalspecError for a damaged drafter.
+    For a kind, the user's own drafters come first, the newest before older ones, then a drafter that came with the
+    model. Damaged drafters are skipped, and drafters without a gain in the benchmark after their training. Raises
+    NotHere if there is no drafter, UsageMistake for a drafter of another model or family, and LocalspecError for a
+    damaged drafter.
     """
     if name in kinds(*WEIGHTS):
         error = None
@@ -211,9 +212,9 @@ def _read(path: Path) -> DrafterCard | LocalspecError:
 
 
 def _drafters_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[object, DrafterCard | LocalspecError]]:
-    """Yield (kind, drafter) for a model, the first choice first. For a damaged or rejected drafter, yield the error.
+    """Yield (kind, drafter) for each of a model's drafters, the preferred first; (kind, error) if it is unusable.
 
-    The kind is None if it is unknown, because the drafter came with localspec and its drafter.json is damaged.
+    The kind is None for a drafter that came with localspec and has a damaged drafter.json.
     """
     for path, content in drafter_directories(card, paths):
         if content.get("kept", True) is not False:
@@ -245,10 +246,10 @@ def _drafters_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[obje
 
 
 def drafter_directories(card: TargetCard, paths: Paths | None = None) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-    """Yield the directory of each drafter that was trained for a model, with its drafter.json, the first choice first.
+    """Yield (directory, content of drafter.json) for each drafter that was trained for a model, the preferred first.
 
-    A drafter with a damaged drafter.json is left out, because its model is unknown. But if the drafter came with
-    localspec, its directory is yielded with an empty drafter.json.
+    A drafter with a damaged drafter.json is left out, because its model is unknown. For a drafter that came with
+    localspec, the directory names the model, so its content is yielded as {}.
     """
     folder = (paths or Paths(home())).drafters
     trained = [file.parent for file in folder.glob("*/drafter/drafter.json")] if folder.is_dir() else []
@@ -273,10 +274,10 @@ def drafter_directories(card: TargetCard, paths: Paths | None = None) -> Iterato
 
 
 def _is_shipped_for(path: Path, target: Mapping[str, Any], card: TargetCard) -> bool:
-    """Return whether a drafter came with localspec and is for the registered model of `card`.
+    """Return whether the drafter in `path` came with localspec, for the model that `card` has in models.toml.
 
-    The model may be here in any published form. Forms round the weights differently, and the drafter's accuracy was
-    not measured with all forms.
+    Only the model's name is compared. Published forms of a model round its weights differently, and the drafter's
+    accuracy was not measured with all of them.
     """
     entry = card.entry
     return SHIPPED in path.parents and entry is not None and not entry.path and entry.name == target.get("name")

@@ -1,10 +1,10 @@
-"""The kinds of drafters, one row each. Every list of kinds and every property of a kind is derived from these rows.
+"""The kinds of drafters, as a table. Every list of kinds and every property of a kind comes from this table.
 
-A new kind is one row here and one file, `localspec/drafters/<name>.py`. The file of a kind with weights defines the
+A new kind needs one row here and one file, `localspec/drafters/<name>.py`. The file of a kind with weights defines the
 class `Drafter`, a `TrainedDrafter`. If localspec can train it, `localspec/training/drafters/<name>.py` has the class
 `Trainable`, a `TrainableDrafter`. That file is loaded only for training. The file of any other kind has a function
 `build`. For a kind that takes a draft model, `build` returns a `DraftModel`, perhaps wrapped in `WithPhrases`. The kind
-`layers`, which takes a probe of the target, has no `build`.
+`layers` has no `build`. It needs a probe: a measurement of the target's layers.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -30,11 +30,11 @@ WEIGHTS: tuple[Takes, ...] = ("weights", "published")  # kinds of `TrainedDrafte
 
 @dataclass(frozen=True)
 class DrafterSize:
-    """The numbers that determine a trained drafter's bytes. `shape` is the target's.
+    """The inputs for calculating the size of a trained drafter in bytes. `shape` has the sizes of the target.
 
-    `others` is the number of parameters outside of matrices. A weight of a matrix takes `matrix_bytes` on its device,
-    including its scale; any other number takes `other_bytes`. `cache_bytes` is the size of the keys and values
-    of `tokens` tokens in the target's cache. `options` are the training options, if known.
+    `others` is the number of parameters outside of matrices. A weight of a matrix takes `matrix_bytes`, including its
+    scale; any other number takes `other_bytes`. `cache_bytes` is the size of the target's keys and values for `tokens`
+    tokens. `options` are the training options, if known.
     """
 
     parameters: int
@@ -58,12 +58,12 @@ class DrafterSize:
 
     @property
     def layer_rows(self) -> int:
-        """Bytes of the keys and values of a drafter's layer with the target's number of key heads."""
+        """Bytes of the cached keys and values of one drafter layer that has the target's number of key heads."""
         return 2 * self.tokens * self.shape.num_kv_heads * self.shape.head_dim * self.other_bytes
 
     @property
     def head_rows(self) -> int:
-        """Bytes of the copied rows of the target's head, if the drafter uses that head with a draft vocabulary."""
+        """Bytes of the rows that a drafter copies from the target's head for its own, smaller vocabulary, if any."""
         separate = self.options.get("private") or self.options.get("shared") is False
         tokens = draft_tokens(self.options, self.shape)
         if separate or tokens == self.shape.vocab_size:
@@ -73,12 +73,11 @@ class DrafterSize:
 
 @dataclass(frozen=True)
 class DraftCost:
-    """The numbers that determine the seconds of a draft, for a drafter with `depth` tokens per draft, its target and
-    the device.
+    """The inputs for predicting the seconds that a draft takes on a device. A draft has `depth` tokens.
 
-    `shape` is the target's. `product(weights, rows)` is the seconds of a product with matrices of this many weights.
-    `layer_seconds` is the seconds of a layer in addition to its products. `forward(rows)` is the seconds of a forward
-    of the draft model if the kind takes one, else of the target. `tokens` is the number of tokens that may be drafted.
+    `shape` has the sizes of the target. `product(weights, rows)` is the seconds of a product with matrices of this many
+    weights. `layer_seconds` is a layer's time beyond its products. `forward(rows)` is the seconds of a forward of the
+    draft model, or of the target without a draft model. `tokens` is the number of tokens that may be drafted.
     """
 
     parameters: int
@@ -91,7 +90,7 @@ class DraftCost:
 
     @property
     def head(self) -> int:
-        """The number of weights of the target's head for the tokens that may be drafted."""
+        """The number of weights in those rows of the target's head that belong to the draft vocabulary."""
         return self.tokens * self.shape.hidden_size
 
 
@@ -106,23 +105,22 @@ def draft_tokens(options: Mapping[str, Any], shape: Shape) -> int:
 
 @dataclass(frozen=True)
 class DrafterKind:
-    """A kind of drafters: what it needs, and the predicted cost of its drafts.
+    """A kind of drafters: what it needs, and formulas for the predicted time and size of its drafters.
 
-    `seconds(cost, nodes)` is the time of one draft of this many nodes. For a kind with weights, `size` is the bytes of
-    a drafter, and `parameters` its parameters if the publisher does not state them. `predicted` is for a drafter
-    without measurements: the chance of each token to be accepted if the token before it was, and the source.
+    `seconds(cost, nodes)` is the time of a draft with this many nodes (drafted tokens). For a kind with weights, `size`
+    is the bytes of a drafter, and `parameters` its parameters if the publisher does not state them. `predicted` is for
+    a drafter without measurements: the chance of each token to be accepted if the token before it was, and the source.
 
-    `takes` says what a kind needs. Of the kinds that take nothing, `auto` chooses `phrases` and plain decoding; others
-    must be named. `auto` chooses `lookahead`, merged drafters and a probe of the target's layers only after replies
-    showed that they pay, because their gain cannot be predicted. `has_phrases`: drafts have phrases even without
-    `+phrases` in the name. `parts` is the name of a setting, which lists the parts of the method that are switched on.
-    `searched(parts)` returns the names of hyperparameters that are searched for a target and its draft model.
+    `takes` says what a kind needs. The setting `auto` chooses `lookahead`, merged drafters and a probe of the target's
+    layers only after replies showed that they pay, because their gain cannot be predicted. `has_phrases`: drafts have
+    phrases even without `+phrases` in the name. `parts`: the setting that lists the parts of the method that are
+    switched on. `searched(parts)` are the names of hyperparameters to tune for a target and its draft model.
 
     `mask_key`: a small language model whose config.json has this key is a drafter of this kind. `by_shapes`: published
-    files become a drafter without any weight of the target, so the target may be in a GGUF file. `states_in` is the
-    matrix that reads states of the target's inner layers, and has one column per channel of these states. `on_chains`:
-    the kind also drafts chains for a target with recurrent layers, and can be trained for it. `with_experts`: the kind
-    also drafts for a mixture of experts, because its drafters have no layer like the target's.
+    files become a drafter without any weight of the target, so the target may be in a GGUF file. `states_in`: the
+    matrix that reads states of the target's inner layers, with one column per channel. `on_chains`: the kind also
+    supports targets with recurrent layers, for which it drafts chains. `with_experts`: the kind also supports targets
+    with a mixture of experts.
     """
 
     name: str
@@ -144,7 +142,7 @@ class DrafterKind:
     training_module: str = ""
 
     def drafts_for(self, shape: Shape) -> bool:
-        """Return whether this kind drafts for a target of this shape."""
+        """Return whether this kind drafts for targets of this shape. Some exclude recurrent layers or experts."""
         return (self.on_chains or not shape.recurrent) and (self.with_experts or shape.experts is None)
 
     @property
@@ -163,27 +161,27 @@ def _size_with_head(size: DrafterSize) -> int:
 
 
 def _free(cost: DraftCost, nodes: int) -> float:
-    """Return 0 seconds: looking up phrases takes only a hundredth of a step."""
+    """Return 0 seconds: plain decoding drafts nothing, and looking up phrases takes a hundredth of a decoding step."""
     return 0.0
 
 
 def _medusa_seconds(cost: DraftCost, nodes: int) -> float:
-    """Return the seconds of a draft. Heads share the target's vocabulary matrix, or each head has a separate one."""
+    """Return the seconds of a draft by Medusa heads. They share the target's vocabulary matrix, or have one each."""
     shared = 0.0 if cost.parameters > cost.shape.embedding else cost.product(cost.head, cost.depth)
     return cost.product(cost.parameters, 1) + shared + cost.layer_seconds
 
 
 def _parallelspec_seconds(cost: DraftCost, nodes: int) -> float:
-    """Return the seconds of a draft by a small model with layers and a head, or by one layer and the target's head."""
+    """Return the seconds of a ParallelSpec draft: by a small model, or by one layer and the target's head."""
     model = cost.parameters > cost.shape.layer
     head, layers = (0, cost.shape.num_layers) if model else (cost.head, 1)
     return cost.product(cost.parameters + head, 2 * DRAFT_TOKENS) + layers * cost.layer_seconds
 
 
 def _parallelspec_size(size: DrafterSize) -> int:
-    """Return the bytes of a small model with a cache of the target's size, or of one layer with a cache for one layer.
+    """Return the bytes of a ParallelSpec drafter: a small model with a cache of the target's size, or one layer.
 
-    A single layer's low-rank correction grows at loading, when it is multiplied with the target's head.
+    One layer needs a cache for one layer. Its low-rank correction grows when it is multiplied with the target's head.
     """
     if size.parameters > 2 * size.shape.layer:
         return size.weights + size.cache_bytes
@@ -206,7 +204,8 @@ def _s3d_proposal(shape: Shape) -> tuple[float, int]:
 
 
 def _s3d_predicted(shape: Shape) -> tuple[Sequence[float], str]:
-    """Return the paper's prediction (eqs. 10 and 14) for the layers that it proposes."""
+    """Return S3D's predicted chance of acceptance of each token, for the layers that it proposes (eqs. 10 and 14), and
+    the source of this figure."""
     beta, gamma = _s3d_proposal(shape)
     chances = [acceptance_at(position, beta, Constants()) for position in range(1, gamma + 1)]
     return chances, "by the formula of the S3D paper"
@@ -227,7 +226,7 @@ def _eagle3_seconds(cost: DraftCost, nodes: int) -> float:
 
 
 def _layer_bytes(size: DrafterSize) -> int:
-    """Return the bytes of a drafter of one layer: weights, the layer's keys and values, and a state per token."""
+    """Return the bytes of a drafter with one layer: weights, cached keys and values, and a cached state per token."""
     return size.weights + size.layer_rows + size.states
 
 
@@ -237,7 +236,7 @@ def _mtp_size(size: DrafterSize) -> int:
 
 
 def _mtp_seconds(cost: DraftCost, nodes: int) -> float:
-    """Return the seconds of drafting token by token. A token takes the layer's and the head's share of a forward."""
+    """Return the seconds of an MTP draft: per token, a part of a target's forward in proportion to the weights read."""
     steps, shape = min(cost.depth, max(nodes, 1)), cost.shape
     read = cost.parameters
     if shape.experts is not None:  # it reads as many experts as a layer of the target
@@ -246,13 +245,16 @@ def _mtp_seconds(cost: DraftCost, nodes: int) -> float:
 
 
 def _dflash_seconds(cost: DraftCost, nodes: int) -> float:
-    """Return the seconds of one forward of the layers and of the target's head over DRAFT_BLOCK tokens."""
+    """Return the seconds of a DFlash draft: one forward of its layers and the target's head over DRAFT_BLOCK tokens."""
     layers = max(round(cost.parameters / cost.shape.layer), 1)
     return cost.product(cost.parameters + cost.shape.embedding, DRAFT_BLOCK) + layers * cost.layer_seconds
 
 
 def _cache_bytes(size: DrafterSize, parameters: int) -> int:
-    """Return the bytes of a state per cached token, and of the keys and values of layers with `parameters` weights."""
+    """Return the bytes of a drafter's cache: one state per token, and the keys and values of its layers.
+
+    The number of layers follows from `parameters`, their weights.
+    """
     layers = max(round(parameters / size.shape.layer), 1)
     return layers * size.layer_rows + size.states
 
@@ -263,8 +265,7 @@ def _without_markov(parameters: int, shape: Shape, rank: int = MARKOV_RANK) -> i
 
 
 def _dspark_seconds(cost: DraftCost, nodes: int) -> float:
-    """Return the seconds of one forward of the layers and of the target's head over DRAFT_BLOCK tokens, and of a
-    product with half of the Markov head for each drafted level."""
+    """Return the seconds of a DSpark draft: a DFlash draft, and per level a product with half of the Markov head."""
     block = replace(cost, parameters=_without_markov(cost.parameters, cost.shape))
     levels = min(cost.depth, max(nodes, 1))
     return _dflash_seconds(block, nodes) + levels * cost.product(cost.shape.vocab_size * MARKOV_RANK, 2)
@@ -278,9 +279,9 @@ def _dspark_size(size: DrafterSize) -> int:
 
 
 def _assistant_seconds(cost: DraftCost, nodes: int) -> float:
-    """Return the seconds of drafting level by level.
+    """Return the seconds of a draft by an assistant, level by level.
 
-    Each level uses all weights, in four layers as in published assistants.
+    Each level uses all weights. Published assistants have four layers.
     """
     levels = min(cost.depth, max(nodes, 1))
     return levels * (cost.product(cost.parameters, 2) + 4 * cost.layer_seconds)
@@ -382,7 +383,7 @@ def kind_of(drafter: str) -> DrafterKind:
 
 
 def drafting_kinds(drafter: str) -> tuple[DrafterKind, ...]:
-    """Return the kinds that a drafter's name lists, without phrases that lengthen drafts: two for `medusa+s3d+phrases`.
+    """Return the kinds in a drafter's name, except phrases that only lengthen drafts: two for `medusa+s3d+phrases`.
 
     Raises UsageMistake for an unknown kind.
     """

@@ -28,7 +28,7 @@ class Unwanted(Exception):  # not an error
 
 @contextmanager
 def stopping_unless(wanted: Callable[[], bool]) -> Iterator[None]:
-    """In this context, stop waiting for tokenizers and templates once `wanted` returns False."""
+    """Stop waiting for tokenizers and templates, within this context, once `wanted` returns False."""
     before = _wanted.set(wanted)
     try:
         yield
@@ -44,8 +44,8 @@ def patience(text: str) -> float:
 def run_with_timeout(work: Callable[[], Result], seconds: float, end: bool = False) -> Result:
     """Run `work` on another thread. Return its result, or raise its error.
 
-    If the caller stops waiting, the thread continues, so `work` must release Python's interpreter lock. With `end` the
-    thread is ended; `work` must then be Python code. Raises Unwanted, and TimeoutError after `seconds`.
+    Raises TimeoutError after `seconds`, and Unwanted if the caller stops waiting. The thread then continues, so `work`
+    must release Python's interpreter lock. With `end` the thread is ended instead; `work` must then be Python code.
     """
     done: SimpleQueue[tuple[Result | None, BaseException | None]] = SimpleQueue()
 

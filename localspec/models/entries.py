@@ -23,7 +23,7 @@ UNLICENSED = "not stated"  # the license of weights whose publisher states none
 
 @dataclass(frozen=True)
 class PublishedLength:
-    """A published acceptance length: tokens per forward, the largest number of tokens in a draft, and the source."""
+    """A published acceptance length (tokens per forward of the target), the longest draft in tokens, and the source."""
 
     length: float
     depth: int
@@ -34,7 +34,7 @@ class PublishedLength:
 class PublishedDrafter:
     """A known drafter for a model. A drafter without a `source` is not published; `localspec train` makes it.
 
-    `bytes` is the size of the download; None if it is unknown, or is two bytes per parameter.
+    `bytes` is the size of the download. It is None if the size is unknown, or is two bytes per parameter.
     """
 
     kind: str
@@ -54,7 +54,7 @@ class PublishedDrafter:
 
 @dataclass(frozen=True)
 class Form:
-    """Another published form of a model: one type of GGUF files, or a copy of the publisher's weights.
+    """A further form in which a model is published: GGUF files of one type, or a copy of the publisher's weights.
 
     `bytes` is the size of the download, if known.
     """
@@ -67,12 +67,12 @@ class Form:
 
 @dataclass(frozen=True)
 class Entry:
-    """The entry of a model, in a directory (`path`) or from a repository (`source`).
+    """A model's entry in models.toml. The model is in a directory (`path`) or in a repository (`source`).
 
-    `quality` orders models; the best has the highest number. `verified` says that a pull of the model is known to have
-    worked. `source` is the publisher's own form of the model; `forms` are other published forms. `sha256` are the
-    digests of GGUF files of this model, including every part of a split file, and `fingerprints` the fingerprints of
-    the same files. `bytes` is the size of the download if `source` is GGUF files.
+    `quality` ranks models; the best has the highest number. `verified` says that a pull of the model is known to have
+    worked. `source` is the publisher's own form of the model; `forms` are further forms. `sha256` are the digests of
+    the model's GGUF files, including every part of a split file, and `fingerprints` the fingerprints of the same files.
+    `bytes` is the size of the download if `source` is GGUF files.
     """
 
     name: str

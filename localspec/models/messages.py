@@ -7,14 +7,14 @@ Message = dict[str, str]
 
 
 def turns_left_out(head: int, sizes: Sequence[int], turns: int, room: int) -> int:
-    """Return how many of the oldest turns are left out of a conversation, so that it fits in the room.
+    """Return how many of the oldest turns are left out of a conversation, so that it fits into `room` tokens.
 
     `sizes` are the tokens of each message after the system prompt, and `head` the tokens of the system prompt. `turns`
     is the number of turns before the last prompt; each has two messages.
 
-    This function replays the conversation. When a prompt does not fit, the oldest turns are left out until half of the
-    room is free. So the same turns are left out for many prompts, and the text before a prompt stays cached. The result
-    follows from the sizes, so nothing has to be saved.
+    All prompts are tried again from the first one. When a prompt does not fit, the oldest turns are left out until half
+    of the room is free. So the same turns are left out for many prompts, and the text before a prompt stays cached. The
+    result follows from the sizes, so nothing has to be saved.
 
         room 10, sizes 2 2  2 2  2 2  2
         prompt 0, 1 and 2: 2, 6 and 10 fit

@@ -1,4 +1,4 @@
-"""The model for which a packing and a drafter are chosen: its card, its sizes, and the drafters that are here."""
+"""Describes a model, its sizes and its possible drafters, for the choice of a number format (packing) and a drafter."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -31,14 +31,14 @@ _WITHOUT_EXPERTS = {"MXFP4": 8.5}
 
 @dataclass(frozen=True)
 class Model:
-    """A target and its possible drafters. `parameters` is its exact number of parameters. `small` is its draft model.
+    """A target and its possible drafters. `small` is its draft model, if there is one.
 
-    `small_here` says whether the draft model is on this machine, and `small_named` whether models.toml names it.
-    `passed_over` says which small model and which damaged drafters are not used, and why; it may be empty. `packed` are
-    the packings of a target whose original weights are not here, the default first. `block_bytes` are the bytes of the
-    target's weights in blocks of GGUF files. `block_reads` is a pair: the bytes of blocks that each step reads, and the
-    bytes of all experts, although a token reads only some experts. `temperature` is the maker's recommendation. It is
-    0, greedy, for a model that is not here, because published figures belong to greedy replies.
+    `parameters` is the target's exact number of parameters. `small_here` says whether the draft model is on this
+    machine, and `small_named` whether models.toml names it. `passed_over` says which small model and which damaged
+    drafters are not used, and why; it may be empty. `packed` are the packings of a target whose original weights are
+    not here, the default first. `block_bytes` is the size of the target's GGUF blocks. `block_reads` is two sizes: the
+    blocks that each step reads, and all experts, of which a token reads only some. `temperature` is the maker's
+    recommendation. For a model that is not here it is 0, greedy, because published figures belong to greedy replies.
     """
 
     card: TargetCard
@@ -55,7 +55,7 @@ class Model:
     temperature: float = 0.0
 
     def can_be(self, quantize: str, backend: str) -> bool:
-        """Return whether the model can be loaded in this packing on a `Device.backend`.
+        """Return whether a backend (`Device.backend`) can load the model in this packing.
 
         A model whose original weights are here can have any packing. Otherwise a CPU loads it in one of its `packed`
         forms. A GPU loads it only from GGUF files, as dense weights (without loss) or int8; NF4 and int4 would round
@@ -101,7 +101,7 @@ def default_sampling_of(card: TargetCard) -> DefaultSampling:
 
 
 def recommended_sampling(path: Path) -> Mapping[str, Any]:
-    """Return what the generation_config.json in a directory or a packed file says. Raises LocalspecError."""
+    """Return the sampling in a model's generation_config.json. Raises LocalspecError if the file is damaged."""
     if not is_packed(path):
         return read_generation_config(path)
     packed = read_packed(path)
@@ -110,8 +110,8 @@ def recommended_sampling(path: Path) -> Mapping[str, Any]:
 
 
 def small_model_of(card: TargetCard, *, drafts: bool = False) -> Model:
-    """Describe a model as `model_of` does, without drafters. With `drafts`, `block_bytes` is its size as a draft
-    model."""
+    """Describe a model as `model_of` does, without its drafters. With `drafts`, `block_bytes` is its size when it
+    drafts for another model."""
     packed: tuple[str, ...] = ()
     header = None
     if card.here:
@@ -139,8 +139,8 @@ def small_model_of(card: TargetCard, *, drafts: bool = False) -> Model:
 
 
 def _expected_reads(entry: Entry, shape: Shape) -> tuple[float, float] | None:
-    """Return `block_reads` of a model that is not here; None if it has no experts, or if the bits per weight outside of
-    the experts are unknown."""
+    """Return the expected `block_reads` of a model that is not here; None without experts, or if the bits per weight
+    outside of the experts are unknown."""
     if shape.experts is None or entry.source is None or (bits := _WITHOUT_EXPERTS.get(entry.source.gguf)) is None:
         return None
     others = (shape.parameters - shape.in_experts) * bits / 8
@@ -149,8 +149,8 @@ def _expected_reads(entry: Entry, shape: Shape) -> tuple[float, float] | None:
 
 
 def draft_form(card: TargetCard) -> str | None:
-    """Return text such as `4.0 bits per weight, 36,864 of 151,936 tokens` for a draft model on a CPU; None if it has
-    neither GGUF blocks nor a short head."""
+    """Describe a draft model on a CPU, such as `4.0 bits per weight, 36,864 of 151,936 tokens`; None if it has neither
+    GGUF blocks nor a head for a part of the tokens."""
     small = small_model_of(card, drafts=True)
     shape, few = small.shape, head_tokens(small.shape.vocab_size)
     head = few - shape.vocab_size * (not shape.tied) if few else 0  # additional rows of the short head

@@ -66,7 +66,7 @@ def exact_name(name: str) -> str | None:
 
 
 def name_in_prompt(word: str) -> str | None:
-    """Return the model here that a prompt of one word probably names; None for most words."""
+    """Return the model that a user probably meant by a prompt of one word; None for most words."""
     if not word.isprintable() or len(word) < 3 or len(word.split()) != 1:
         return None
     with suppress(LocalspecError, OSError, ValueError):
@@ -93,7 +93,7 @@ def _one_name_each(cards: Iterable[TargetCard]) -> list[str]:
 
 
 def sources_of(name: str, here: bool = False) -> list[Source]:
-    """Return all repositories that may have been fetched for a model: the model in any of its forms, and its drafters.
+    """Return all repositories from which a model, in any form, and its drafters may have been fetched.
 
     With `here`, errors list only models on this machine. Raises LocalspecError for damaged files, NotHere for an
     unregistered name without a slash, and UsageMistake for a GGUF file or an invalid repository.

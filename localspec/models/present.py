@@ -1,4 +1,4 @@
-"""The present model, which answers if the user names none: how it is saved and found."""
+"""Saves and finds the present model: the model that answers if the user names no other."""
 
 import json
 from contextlib import suppress
@@ -30,7 +30,7 @@ class SavedChoice(NamedTuple):
 
 
 class Present(NamedTuple):
-    """A present model, and the reason for it (`origin`). The model is None if it is chosen only at the first prompt."""
+    """The model that answers if the user names no other, and the reason (`origin`). None: the first prompt decides."""
 
     model: str | None
     origin: str

@@ -1,4 +1,4 @@
-"""Finds models by name, in models.toml and in the user's own file, and describes them as TargetCard."""
+"""Finds models by name, in models.toml and in the user's own file, and describes each by a `TargetCard`."""
 
 import json
 import os
@@ -49,7 +49,7 @@ class TargetCard:
 
     @property
     def names(self) -> str:
-        """The model's repository, if known, and its name: a text that contains the name of the model's family."""
+        """The model's repository, if known, and its name, as one text in which the family's name can be found."""
         source = self.entry.source if self.entry else None
         return f"{source.repo} {self.name}" if source else self.name
 
@@ -57,8 +57,8 @@ class TargetCard:
 def cards(paths: Paths | None = None) -> dict[str, TargetCard]:
     """Return every registered model by name, fetched or not, and all imported models.
 
-    The user's own entries replace entries of the same name. If an entry lists the file of an imported model, the
-    imported model is the model of that entry. Any other imported model has the name in its packed file.
+    The user's own entries replace entries of the same name. If an entry lists the GGUF files of an imported model, the
+    entry uses these files. Any other imported model has the name in its packed file.
 
     Raises UsageMistake for an invalid entry.
     """
@@ -83,10 +83,10 @@ def cards(paths: Paths | None = None) -> dict[str, TargetCard]:
 def _listed_imports(
     imported: Mapping[str, PackedFile], registered: Mapping[str, TargetCard], paths: Paths
 ) -> dict[str, PackedFile]:
-    """Return the imported models whose GGUF files a registered entry lists, by the entry's name.
+    """Return imported models by name: the name of the registered entry that lists their GGUF files.
 
-    Of several imports for one entry, return the import with the entry's name, or else the first. Imports with other
-    names are left out if files of the entry itself are here.
+    Of several imports for one entry, the import with the entry's name is preferred, and then the first one. Imports
+    with other names are left out if files of the entry itself are here.
     """
     entries = {name: card.entry for name, card in registered.items() if card.entry}
     by_digest_only = any(len(entry.sha256) > len(entry.fingerprints) for entry in entries.values())
@@ -178,13 +178,12 @@ def known(paths: Paths | None = None) -> dict[str, TargetCard]:
 
 
 def split_of(source: Source, paths: Paths | None = None) -> Path:
-    """Return the directory to which `localspec pull` extracts a target from pickles that hold a target and Medusa
-    heads."""
+    """Return the directory of a target that `localspec pull` extracts from pickles with a target and Medusa heads."""
     return (paths or Paths(home())).drafters / folder(source) / "target"
 
 
 def _is_model(source: Source, paths: Paths) -> bool:
-    """Return whether a pulled source is a model, and not heads for another model."""
+    """Return whether a fetched repository has a model, and not only heads that draft for another model."""
     path = _unpickled(source, paths)
     if path is None or not any((path / name).is_file() for name in (WEIGHTS, f"{WEIGHTS}.index.json")):
         return False
@@ -215,8 +214,8 @@ def _place(source: Source, paths: Paths, packed: Mapping[str, PackedFile]) -> Pa
 
 
 def source_here(entry: Entry) -> Source | None:
-    """Return the source of a registered model's form that is here, the publisher's own before others; None if no form
-    is here."""
+    """Return the repository from which a registered model was fetched, the publisher's own before others; None if no
+    form of the model is here."""
     packed = packed_sources(paths := Paths(home()))
     return next((source for source in entry.sources if _place(source, paths, packed)), None)
 
@@ -319,20 +318,20 @@ def not_regular(file: Path) -> UsageMistake:
 
 
 def is_import(name: str) -> bool:
-    """Return whether a name means a model that was imported from GGUF and is not here in another form."""
+    """Return whether a name belongs to a model that was imported from GGUF files and is not here in another form."""
     card = find(name)
     return card is not None and bool(card.imported_as)
 
 
 def is_path(name: str) -> bool:
-    """Return whether `resolve` reads a name as a directory, a packed file or a GGUF file of the user."""
+    """Return whether a name is the path of a directory, a packed file or a GGUF file, and not a registered name."""
     path = os.path.expanduser(name)
     file = "\0" not in name and (is_packed(Path(path)) or is_gguf(Path(path)))
     return name not in cards() and "\0" not in name and (file or os.path.isdir(path))
 
 
 def could_be_here(name: str) -> bool:
-    """Return whether `name`, a result of `reference`, is a path or registered, unlike a model on a server."""
+    """Return whether `name`, a result of `reference`, is a path or registered. Other names are a server's models."""
     return os.path.isabs(name) or find(name) is not None
 
 
@@ -346,7 +345,7 @@ def reference(card: TargetCard) -> str:
 
 
 def installed(paths: Paths | None = None) -> Iterator[tuple[TargetCard, Checkpoint | LocalspecError]]:
-    """Yield every named model on this machine, with its checkpoint, or with the error that prevents its use."""
+    """Yield every named model on this machine with a description of its files, or the error that prevents its use."""
     for card in (card for card in known(paths).values() if card.here):
         try:
             yield card, inspect(card.path)

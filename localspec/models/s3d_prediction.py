@@ -1,4 +1,4 @@
-"""Predicts the speed of S3D by layers and tokens per draft, with the paper's formulas (§4, appendix E).
+"""Predicts how fast S3D decodes with a given number of layers and of tokens per draft (S3D paper, §4, appendix E).
 
 The three constants are fitted to measurements, starting from the paper's.
 """
@@ -15,7 +15,7 @@ WORTH = 0.01  # least gain of one more token per draft
 
 @dataclass(frozen=True)
 class Constants:
-    """The constants of one model on one machine. The defaults are the paper's (appendix E)."""
+    """A set of constants of the prediction, for one model on one machine. The defaults are the paper's (appendix E)."""
 
     u: float = 0.01  # how soon a small part of the model agrees with the whole (eq. 10)
     discount: float = 0.22  # how much less a draft's next token is accepted than the one before it (eq. 14)
@@ -24,8 +24,8 @@ class Constants:
 
 @dataclass(frozen=True)
 class MeasuredAcceptance:
-    """Measured acceptance: the share `beta` of the model that drafts, and the acceptance rate of each token, given
-    all before it."""
+    """A measurement: how often each drafted token was accepted if the token before it was (`by_depth`), and the share
+    `beta` of the model that drafted."""
 
     beta: float
     by_depth: Sequence[float]
@@ -33,8 +33,7 @@ class MeasuredAcceptance:
 
 @dataclass(frozen=True)
 class Timing:
-    """Measured seconds of a draft that reads the share `beta` of the model, of its verification, and of a plain
-    step."""
+    """A measurement in seconds: a draft that reads the share `beta` of the model, its verification, a plain step."""
 
     beta: float
     draft: float
@@ -44,9 +43,9 @@ class Timing:
 
 @dataclass(frozen=True)
 class MeasuredLayers:
-    """A choice of a model's layers, and for each rank the share of their guesses that equal the whole model's token.
+    """A subset of a model's layers, and how well it predicts the whole model's tokens without training.
 
-    The shares were measured without training.
+    `shares` says how often its likeliest token, its second-likeliest token, … is the whole model's token.
     """
 
     layers: tuple[int, ...]
@@ -63,11 +62,11 @@ class MeasuredLayers:
 
     @property
     def agreement(self) -> float:
-        """The rate at which the first guess was right."""
+        """How often the layers' first guess (their likeliest token) is the whole model's token."""
         return self.shares[0]
 
     def gains(self, depth: int) -> tuple[float, ...]:
-        """Return the expected gain of each node, largest first, in a tree in which only first guesses have children."""
+        """Return the expected gain of each token in a draft tree, largest first. Only first guesses have children."""
         reached = [self.agreement**level for level in range(depth)]
         return tuple(sorted((chance * share for chance in reached for share in self.shares), reverse=True))
 
@@ -117,8 +116,7 @@ def improvement(gamma: int, beta: float, constants: Constants) -> float:
 def fit(measured: Sequence[MeasuredAcceptance], timings: Sequence[Timing], start: Constants | None = None) -> Constants:
     """Return the constants nearest to the measurements, by least squares; without measurements, return `start`.
 
-    The constant δ includes all costs of an iteration beyond the (β + 1) plain steps in the S3D paper, such as verifying
-    many rows.
+    The constant δ covers all costs of an iteration beyond the paper's β + 1 plain steps, such as verifying many rows.
     """
     start = start or Constants()
     u, discount, delta = start.u, start.discount, start.delta
@@ -138,7 +136,7 @@ def fit(measured: Sequence[MeasuredAcceptance], timings: Sequence[Timing], start
 
 
 def levels(gamma: int, measured: MeasuredLayers, constants: Constants) -> list[list[float]]:
-    """Return the chances of candidates [depth][rank]: the measured shares, lowered with depth as in eq. 14."""
+    """Return each candidate's chance of acceptance [depth][rank]: the measured shares, lowered with depth (eq. 14)."""
     falls = (max(0.0, 1 - constants.discount * depth) for depth in range(gamma))
     return [[fall * chance for chance in measured.shares] for fall in falls]
 
@@ -151,11 +149,11 @@ def propose(
     length: Callable[[list[list[float]]], float] | None = None,
     limit: int | None = None,
 ) -> Proposal:
-    """Return the layers and tokens per draft that should be fastest (§5.3). Add a token to the draft only if it pays.
+    """Return the layers and the number of tokens per draft with the highest predicted speedup (§5.3).
 
-    Without measurements the middle is skipped and α follows from eq. 10. Otherwise the layers are the `measured` ones.
-    `length(chances)` returns the tokens per iteration of the tree with these chances of candidates [depth][rank]. At
-    most `limit` layers draft (None: no limit).
+    A longer draft must gain at least WORTH. Without measurements the middle layers are skipped, α follows from eq. 10,
+    and at most `limit` layers draft (None: no limit). Otherwise only the `measured` choices of layers are compared.
+    `length(chances)` returns the tokens per iteration of a tree with these chances of candidates [depth][rank].
     """
     by_count = {len(choice.layers): choice for choice in measured}
     counts = sorted(by_count) or range(1, (limit or layers) + 1)
@@ -179,10 +177,9 @@ def propose(
 
 
 def compared(constants: Constants, measured: MeasuredAcceptance, timing: Timing, generated: float | None = None) -> str:
-    """Return a sentence with predicted and measured acceptance by depth, tokens per iteration and speedup.
+    """Return a sentence that compares predicted and measured acceptance by depth, tokens per iteration and speedup.
 
-    `generated` is the tokens per iteration of the verified tree in replies of the model. Both speedups are calculated,
-    and the sentence says so.
+    `generated` is the tokens per iteration in replies with trees. The sentence says that both speedups are calculated.
     """
     gamma, beta = len(measured.by_depth), measured.beta
     predicted = [acceptance_at(position, beta, constants) for position in range(1, gamma + 1)]
@@ -208,7 +205,7 @@ def _list(rates: Sequence[float]) -> str:
 
 
 def _length(by_depth: Sequence[float]) -> float:
-    """Return the tokens per iteration, from the chance of each token given the token before it."""
+    """Return the expected tokens per iteration, from the acceptance rate of each token after an accepted one."""
     tokens, reached = 1.0, 1.0
     for rate in by_depth:
         reached *= rate
@@ -217,10 +214,10 @@ def _length(by_depth: Sequence[float]) -> float:
 
 
 def _misfit(points: Sequence[tuple[float, int, float]], u: float, default: float) -> tuple[float, float]:
-    """Return (smallest squared error, discount with this error) if acceptance rates are fitted with this U.
+    """Return the smallest squared error of a fit of acceptance rates with this U, and the discount that gives it.
 
-    A measured point is (β, number k of earlier tokens in the draft, rate); the fit is α(β) - discount * k * α(β). If
-    all points have k = 0, the discount `default` is returned.
+    A measured point is (β, number k of earlier tokens in the draft, rate). The fitted rate is α(β) - discount * k *
+    α(β). If all points have k = 0, the discount is `default`.
     """
     first = [acceptance(beta, u) for beta, _, _ in points]
     falls = [depth * rate for (_, depth, _), rate in zip(points, first, strict=True)]

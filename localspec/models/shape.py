@@ -79,7 +79,7 @@ class Shape:
 
     @property
     def layers_alone(self) -> bool:
-        """Whether some layers can draft without the others: `TransformerConfig.need_layers_alone` raises no error."""
+        """Whether a few layers can draft by themselves: `TransformerConfig.need_layers_alone` then raises no error."""
         return not self.layer_inputs[0] and all(layer.keys_of is None for layer in self.layer_sizes)
 
     @property
@@ -103,7 +103,7 @@ class Shape:
 
     @cached_property
     def layers(self) -> int:
-        """The number of weights of all layers' matrices, and of the projection of their additional inputs."""
+        """The number of weights in all layers' matrices, and in the projection for additional inputs (Gemma 4)."""
         differ = bool(self.delta or self.layer_sizes)
         counted = [
             sum(sum(rows) * inputs for _, rows, inputs in self._matrices(index))
@@ -114,9 +114,9 @@ class Shape:
 
     @property
     def layer(self) -> int:
-        """The number of weights of one layer's matrices, on average; for recurrent models, of an attention layer.
+        """The average number of weights in the matrices of a layer. For recurrent models, count an attention layer.
 
-        For a mixture of experts, count a layer with an MLP in place of the experts, like the layers of its drafters.
+        For a mixture of experts, count an MLP in place of the experts, as in the layers of its drafters.
         """
         if self.experts or self.delta:
             widest = self.widest
@@ -126,8 +126,10 @@ class Shape:
 
     @property
     def linears(self) -> Iterator[tuple[str, list[int], int]]:
-        """(Name, [output channels of each joined projection, such as q, k and v], input channels) of each matrix of the
-        layers and of the head."""
+        """(Name, [output channels], input channels) of each matrix of the layers and of the head.
+
+        The output channels are a list, because a matrix may join several projections, such as q, k and v.
+        """
         for index in range(self.num_layers):
             for name, rows, inputs in self._matrices(index):
                 yield f"layers.{index}.{name}.weight", rows, inputs
@@ -136,7 +138,7 @@ class Shape:
         yield "lm_head.weight", [self.vocab_size], self.hidden_size
 
     def _matrices(self, index: int) -> Iterator[tuple[str, list[int], int]]:
-        """Yield (name, [output channels of each joined projection], input channels) of each matrix of a layer."""
+        """Yield (name, [output channels of each joined projection], input channels) for each matrix of a layer."""
         hidden, width = self.hidden_size, self.layer_inputs[0]
         sizes = self.layer_sizes[index] if self.layer_sizes else self.widest
         if self.delta and self.delta.layers[index]:
@@ -174,7 +176,7 @@ class Shape:
 
     @property
     def table(self) -> int:
-        """The number of weights of the table of additional layer inputs."""
+        """The number of weights of the table that gives each layer an additional input for each token id (Gemma 4)."""
         width, tokens = self.layer_inputs
         return self.num_layers * width * tokens
 
@@ -206,7 +208,7 @@ class Shape:
 
     @property
     def small(self) -> int:
-        """The number of weights that are never packed: norms before attention and MLP, and routers."""
+        """The number of weights that are never packed: norms before attention, MLP and head, and routers."""
         routers = self.num_layers * self.hidden_size * self.experts.count if self.experts else 0
         return (2 * self.num_layers + 1) * self.hidden_size + routers
 

@@ -1,5 +1,5 @@
-"""Small language models that draft: a check of their tokens, and models with a mask token (PARD), by their
-config.json."""
+"""Describes small language models that draft: compares their tokens with the target's, and reads the config.json of
+models with a mask token (PARD)."""
 
 from pathlib import Path
 from reprlib import repr as shortened
@@ -46,8 +46,8 @@ def mask_token(config: ModelConfig, path: Path) -> int:
 
 
 def impossible_ids(small: Tokenizer, mask: int, target: Tokenizer, vocabulary: int) -> npt.NDArray[np.bool_]:
-    """Return bool [vocabulary]: True for ids that are never drafted, because they are the mask token or unknown to one
-    of the tokenizers."""
+    """Return bool [vocabulary]: True for ids that must not be drafted, because they are the mask token, or one of the
+    tokenizers lacks them."""
     common = (_tokens(target).keys() & _tokens(small).keys()) - {mask}
     never = np.ones(vocabulary, np.bool_)
     never[[index for index in common if index < len(never)]] = False
@@ -55,16 +55,18 @@ def impossible_ids(small: Tokenizer, mask: int, target: Tokenizer, vocabulary: i
 
 
 def masked_model(text: str, context: int) -> tuple[TransformerConfig, Rope, int]:
-    """Return sizes, rotation and mask token of a small model, as `described` does. `text` is its config.json."""
+    """Return the sizes, rotary embedding and mask token in a small model's config.json, `text`.
+
+    Raises the errors of `described`.
+    """
     return described(text, context, "small model", "pard_token")
 
 
 def described(text: str, context: int, label: str, token: str = "") -> tuple[TransformerConfig, Rope, int]:
-    """Return sizes and rotation from a config.json, and the id of `token` if it is given, otherwise -1.
+    """Return the sizes and rotary embedding in the `text` of a config.json, and the id under its key `token`, or -1.
 
     `label` is the name of the model in messages, and `context` the longest text of the target. Raises UsageMistake for
-    a text that does not describe a transformer, and LocalspecError for an unsupported one. Allocates no memory for the
-    model.
+    a text that does not describe a transformer, and LocalspecError for an unsupported one. No memory is allocated.
     """
     try:
         content = parse_json(text)

@@ -1,4 +1,4 @@
-"""The names of localspec's parameters in files of drafters and checkpoints. They stay when names in the code change."""
+"""The names of localspec's parameters in files of drafters and checkpoints. Renaming them in code changes no file."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -67,10 +67,10 @@ MOST_RANK = 1024  # a higher one is no longer low rank
 
 @dataclass(frozen=True)
 class AdaptedPart:
-    """A projection of the Hugging Face layout that has an adapter, as rows of one of localspec's linear layers.
+    """A projection with a LoRA adapter, under its Hugging Face name, as a part of one of localspec's linear layers.
 
-    The projection is the rows `first` to `first` + `size` of the linear layer, with `inputs` columns. Only its rows
-    `start` to `end` are adapted. `block` is the projection's index among the adapted projections of the linear layer.
+    The linear layer has `inputs` columns. The projection is its rows `first` to `first` + `size`; the adapter changes
+    the rows `start` to `end`. `block` is the projection's index among the adapted projections of the linear layer.
     """
 
     layer: int
@@ -95,7 +95,7 @@ class AdaptedPart:
 
 
 def adapted_parts(config: TransformerConfig, layers: Sequence[int], which: str) -> Iterator[AdaptedPart]:
-    """Yield the adapted projections by layer, then by localspec's linear layer, then by row.
+    """Yield all adapted projections, ordered by layer, by localspec's linear layer, and by row.
 
     Raises UsageMistake for recurrent layers and for experts, whose matrices have no adapters.
     """

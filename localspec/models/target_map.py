@@ -18,8 +18,8 @@ _SCALES = ("pard2_scale", "pard_scale", "feat_scale")  # the first one in config
 class TargetMap:
     """A linear map to inputs of a small model. A token with embedding e gets the input e + `scale` · (W s + b).
 
-    s [states] joins the target's states after each of `layers`, at the position before the token. Layers are indices in
-    Hugging Face's hidden_states; negative ones count from the end. W [hidden_size, states] and b are in `file`.
+    s [states] concatenates the target's hidden states after each of `layers`, one position earlier. Layers are indices
+    of Hugging Face's hidden_states; negative ones count from the end. W [hidden_size, states] and b are in `file`.
     """
 
     layers: tuple[int, ...]

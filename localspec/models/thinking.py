@@ -50,7 +50,7 @@ def marks_of(template: str, tokens: Sequence[str]) -> Marks | None:
 
 
 class Parting:
-    """A growing text, divided into thoughts and answer. How the text was cut into pieces does not matter.
+    """A growing reply, divided into thoughts and answer. The result does not depend on the pieces in which it arrives.
 
     Thoughts come at the beginning or not at all. The mark before them is missing if it is in the prompt. White space
     around the marks belongs to neither part. Places are positions in the whole `text`, including marks.
@@ -93,7 +93,7 @@ class Parting:
         return "".join(texts[0]), "".join(texts[1])
 
     def _look(self) -> None:
-        """Divide the whole text into thoughts and answer; `settled` is how many characters are final."""
+        """Divide the whole text again into thoughts and answer. Set `settled`, the number of final characters."""
         if not self._last:
             self._parts = []
             if self._marks is None:
@@ -104,7 +104,7 @@ class Parting:
             self.settled = len(self.text)
 
     def _divide(self, marks: Marks) -> None:
-        """Find thoughts and answer from the beginning of the text. Stop where later text must decide what follows."""
+        """Find thoughts and answer from the beginning of the text. Stop where later text can change what follows."""
         at, around = 0, ("", "")
         if not self._begun:
             start = self._skipped(0)
@@ -142,7 +142,7 @@ class Parting:
             self._begin_answer(end)
 
     def _part(self, thinks: bool, start: int, closing: str) -> int | None:
-        """Add the thoughts or answer from `start` to the mark `closing`. Return the mark's end, or None if missing."""
+        """Add the thoughts or answer from `start` to the mark `closing`. Return the index after it; None without it."""
         position = self.text.find(closing, start)
         end = position if position >= 0 else len(self.text) - (0 if self._whole else possible(self.text, (closing,)))
         while end > start and self.text[end - 1].isspace():
@@ -182,8 +182,10 @@ class Thinking:
     """A model's marks around thoughts, such as <think>, and a decoder that leaves these marks in the text."""
 
     def __init__(self, marks: Marks, decode: Decode, spell: Decode, special: Mapping[int, str]) -> None:
-        """Store the marks. `decode` leaves special tokens out and `spell` includes them; `special` are the special
-        tokens that are marks, by id."""
+        """Store the marks and two decoders: `decode` leaves special tokens out, and `spell` includes them.
+
+        `special` maps ids to the special tokens that are marks.
+        """
         self.marks = marks
         self._decode, self._spell, self._special = decode, spell, special
 
@@ -221,7 +223,7 @@ class Switch(NamedTuple):
         return {self.variable: think} if self.variable else {}
 
     def with_words(self, messages: Sequence[Message], think: bool) -> list[Message]:
-        """Return the messages with `/think` or `/no_think` in the system message; unchanged if a variable switches."""
+        """Return the messages; without a variable for thinking, with `/think` or `/no_think` in the system message."""
         if self.variable:
             return list(messages)
         system = messages[0]["content"] if messages and messages[0]["role"] == "system" else ""

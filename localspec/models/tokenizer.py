@@ -22,7 +22,7 @@ _handed_on: "list[Tokenizer]" = []  # at most one
 
 
 class Tokenizer:
-    """A tokenizer that the `tokenizers` library computes, with special tokens and a template from the model's files.
+    """A tokenizer of the `tokenizers` library, with special tokens and a chat template from the model's files.
 
     It returns the same ids as transformers. `special_tokens` are the tokens with a name, such as eos_token;
     `chat_template` is None if the model has none.
@@ -81,7 +81,7 @@ class Tokenizer:
         return next(filter(None, copies), None) or cls(texts, path)
 
     def hand_on(self) -> None:
-        """Let the next tokenizer share the vocabulary of this one, if both are read from the same files."""
+        """Let the next tokenizer that is read from the same files share the vocabulary of this one."""
         _handed_on[:] = [self]
 
     def _with_template(self, files: Mapping[str, str], path: Path) -> Self | None:
@@ -238,9 +238,9 @@ _FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 def _failed(path: Path, error: BaseException) -> BaseException:
-    """Return the error to raise for an error of the library.
+    """Return the error to raise for an error of the `tokenizers` library: MemoryError, LocalspecError, or that error.
 
-    The library's panics are not an Exception, and neither is Ctrl+C.
+    The library's panics are not an Exception, so they are recognized by name. Ctrl+C is raised unchanged.
     """
     if out_of_memory(error):  # another copy of the file would not help
         return MemoryError()
@@ -278,8 +278,8 @@ def _splits_like_llama(files: Mapping[str, str], config: Mapping[str, Any]) -> b
 
 
 def _split_like_llama(backend: Backend, config: Mapping[str, Any]) -> None:
-    """Make words begin with ▁, including the first word of a text, and words after a special token if the config says
-    `legacy`."""
+    """Mark beginnings of words by ▁, as LlamaTokenizer does: of a text's first word unless `add_prefix_space` is false,
+    and with `legacy` also of words after a special token."""
     prefix = config.get("add_prefix_space") is not False
     scheme = "never" if not prefix else "always" if config.get("legacy", False) else "first"
     backend.normalizer = None

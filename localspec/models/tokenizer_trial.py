@@ -44,15 +44,14 @@ def child_at_hand() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Trial:
-    """The result of a trial: the reason not to render the chat template, or "", and the record that files are
-    harmless."""
+    """A result of a trial. `template_fault` is the reason not to render the chat template, or "". `record` is the file
+    that records that the model's files are harmless."""
 
     template_fault: str = ""
     record: Path | None = None
 
     def hash(self, compute: Callable[[], str]) -> str:
-        """Return the tokenizer's hash in this version of the library, from the record, or computed if the record lacks
-        it."""
+        """Return the tokenizer's hash for this version of the `tokenizers` library, from the record or by `compute`."""
         if self.record is None or self.template_fault:
             return compute()
         import tokenizers  # light commands import this module, and never try a tokenizer
@@ -122,7 +121,7 @@ def _started() -> "subprocess.Popen[bytes]":
 
 
 def _child_results(files: Mapping[str, str], path: Path) -> list[dict[str, Any]]:
-    """Return the child's results: one for the tokenizer, then one for the template, unless the child crashed before.
+    """Return the child's results: one for the tokenizer, then one for the template. After a crash, results are missing.
 
     The last item is always an error, to be used in place of a missing result.
     """

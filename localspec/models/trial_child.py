@@ -89,8 +89,7 @@ def _tried_tokenizer(files: dict[str, str], path: Path) -> Tokenizer:
 
 
 def _decodes_in_bounds(decoder: Any) -> bool:
-    """Return whether the steps from ids to text are bounded: no step lengthens text, or searches for more than a word
-    or a character.
+    """Return whether decoding is bounded: its steps lengthen no text, and search only for a word or a character.
 
     Text is decoded token by token on a thread that nothing could interrupt.
     """
@@ -128,7 +127,7 @@ def _try_template(tokenizer: Tokenizer) -> None:
 
 
 def _runs(steps: dict[str, Any]) -> list[str]:
-    """Return long texts that repeat a word of the tokenizer's regular expressions, which may never end on them."""
+    """Return long texts that repeat a word of the tokenizer's regular expressions. Some of these never end on them."""
     words: dict[str, None] = {}
     left = [steps["normalizer"], steps["pre_tokenizer"]]
     while left:
