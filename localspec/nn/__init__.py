@@ -1,1 +1,1 @@
-"""Tensors in torch: the transformers, their weights and caches, and the base of training drafters."""
+"""Transformers in torch: their layers, weights and caches, and the base for training drafters."""

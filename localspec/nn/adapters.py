@@ -1,4 +1,4 @@
-"""LoRA adapters of a transformer's linear layers and head, exchanged with peft under its names."""
+"""LoRA adapters of a transformer's linear layers and head, saved and loaded under the names that peft uses."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
@@ -13,9 +13,9 @@ from localspec.nn.transformer import Transformer
 
 
 class Adapters(nn.Module, Mapping[int, Mapping[str, LoraAdapter]]):
-    """LoRA adapters by layer number and name of the linear layer, for `Transformer.forward`; perhaps also of the head.
+    """A set of LoRA adapters by layer number and name of the linear layer, for `Transformer.forward`.
 
-    In training a share `dropout` of the adapters' inputs is set to zero.
+    `head` is the adapter of the head, or None. In training, a share `dropout` of the adapters' inputs is set to zero.
     """
 
     head: LoraAdapter | None
@@ -65,7 +65,7 @@ class Adapters(nn.Module, Mapping[int, Mapping[str, LoraAdapter]]):
 
     @torch.no_grad()
     def change_of(self, name: str) -> torch.Tensor | None:
-        """Return the change of a weight [out, in], by the weight's name in `weight_map`; None if it has no adapter."""
+        """Return what the adapter adds to a weight [out, in], by its name in `weight_map`; None without an adapter."""
         adapter = self.head if name == "lm_head.weight" else None
         if name.startswith("layers.") and name.endswith(".weight"):
             _, index, linear, _ = name.split(".")
@@ -102,7 +102,7 @@ class Adapters(nn.Module, Mapping[int, Mapping[str, LoraAdapter]]):
             adapter.lora_B[part.start : part.end, rows] = adapted_rows.to(adapter.lora_B)
 
     def _pairs(self) -> Iterator[tuple[AdaptedPart, LoraAdapter, slice]]:
-        """Yield each adapted projection with its adapter, and the projection's slice of A's rows and B's columns."""
+        """Yield each adapted projection, its adapter, and the slice of its rows of A and of its columns of B."""
         for part in self._parts:
             rows = slice(part.block * self.rank, (part.block + 1) * self.rank)
             yield part, self._adapters[part.layer][part.linear], rows

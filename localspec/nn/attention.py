@@ -1,4 +1,4 @@
-"""Two forms of attention over cached keys: the fastest form, and for GPUs a form with independent rows.
+"""Two forms of attention over cached keys: the fastest one, and one for GPUs in which rows do not affect each other.
 
 queries [1, num_kv_heads, rows, head_dim]; keys and values [1, num_kv_heads, slots, head_dim]; the mask is additive,
 [rows, slots]; scores are multiplied by `scale`, by default one over the root of head_dim.
@@ -23,8 +23,8 @@ COLUMNS = 16  # of ones: a single one would take another path of the product
 def fastest(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: float | None = None
 ) -> torch.Tensor:
-    """Compute attention with torch's function. A row's last bits depend on the number of rows, and on the slots in
-    which its ancestors are."""
+    """Compute attention with torch's function. The last bits of a row's result may depend on the number of rows, and on
+    the cache slots of its ancestors."""
     rows, queries, dtype = queries.shape[2], queries.to(keys.dtype), queries.dtype
     if rows == 1 and keys.dtype == torch.bfloat16 and keys.device.type == "cpu":  # two rows take half the time of one
         queries, mask = queries.expand(-1, -1, 2, -1), mask.expand(2, -1)
@@ -37,10 +37,9 @@ def invariant(
 ) -> torch.Tensor:
     """Compute attention so that a row's result has the same bits in any tree, whatever slots its ancestors have.
 
-    Both products of attention add up slot after slot in fp32, so masked slots add exact zeros wherever they are. A
-    third product, with ones, sums the weights in the same order. localspec's own kernels, if used, sum within pages,
-    and then add the sums of the pages: every ancestor must be in the same page as in plain decoding
-    (`DraftTree.aligned`).
+    Both products are summed in fp32 slot after slot, so masked slots add exact zeros wherever they are. The softmax's
+    sum is a product with ones, so it has the same order. localspec's own kernels, if used, sum within pages, and then
+    add the sums of the pages. Every ancestor must then be in the same page as in plain decoding (`DraftTree.aligned`).
     """
     if kernel_checks.serve(keys, queries, values) and row_kernels.attends(queries, keys, values):
         return row_kernels.attention(queries, keys, values, mask, scale).to(queries.dtype)
@@ -64,8 +63,7 @@ def with_sinks(
     scale: float | None,
     sinks: torch.Tensor,
 ) -> torch.Tensor:
-    """Compute attention with one more score per query, `sinks` [num_kv_heads, rows], that has no value: a sink counts
-    only in the sum of the softmax.
+    """Compute attention with `sinks` [num_kv_heads, rows]: one more score per query, only in the sum of the softmax.
 
     Rows do not affect each other, as in `invariant`.
     """
@@ -87,7 +85,7 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
 
 
 def clamped_gate(gate: torch.Tensor, up: torch.Tensor, limit: float) -> torch.Tensor:
-    """Return the gated product of gpt-oss: both parts are clamped, and the sigmoid is steeper than SiLU's."""
+    """Return the gated product of gpt-oss: (up + 1) · gate · σ(1.702 · gate), after both parts were clamped."""
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return (up + 1) * (gate * torch.sigmoid(1.702 * gate))
 

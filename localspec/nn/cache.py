@@ -1,4 +1,4 @@
-"""Keys and values of the committed tokens, followed by those of a draft tree until its accepted branch is committed."""
+"""The cache of keys and values: committed tokens, followed by a draft tree until some of its nodes are committed."""
 
 from collections.abc import Collection, Sequence
 from copy import copy
@@ -12,7 +12,7 @@ from localspec.nn.transfer import uploaded
 
 
 class KVCache:
-    """A cache with one slot per token: first the committed tokens in order, then the tree under test, from `length` on.
+    """A cache with one slot per token: first the committed tokens in order, then, from slot `length`, the draft tree.
 
     Slots are allocated in buckets as the text needs them, never for the longest possible text. Attention reads at least
     `least` slots. Layers of one shape are in one tensor [layers, 2, num_kv_heads, slots, head_dim].
@@ -111,7 +111,7 @@ class KVCache:
         self.length += count
 
     def rows(self, path: Sequence[int]) -> torch.Tensor:
-        """Return the keys and values of the rows `path` after the committed tokens, all layers joined: [rows, n]."""
+        """Return keys and values of the rows `path` of the tree, counted from 0, with all layers joined: [rows, n]."""
         places = [self.length + row for row in path]
         return torch.cat([slots[:, :, :, places].movedim(3, 0).flatten(1) for slots in self._slots], 1)
 
@@ -125,7 +125,7 @@ class KVCache:
             slots.normal_(generator=torch.Generator(slots.device).manual_seed(seed))
 
     def forget(self, layer: int, rows: int) -> None:
-        """Write zeros to this many rows of a layer after the committed tokens."""
+        """Write zeros over the first `rows` rows after the committed tokens, in one layer."""
         if place := self._places[layer]:
             self._slots[place[0]][place[1], :, :, self.length : self.length + rows] = 0
 
@@ -134,12 +134,12 @@ class KVCache:
         self.length = length
 
     def assume(self, length: int) -> None:
-        """Count the first `length` slots as committed, to measure without a text. Unwritten slots hold zeros."""
+        """Count the first `length` slots as committed tokens, for measurements without text. Unused slots are zero."""
         assert 0 <= length <= self.capacity
         self.length = length
 
     def reachable(self, length: int) -> int:
-        """Return the length that `truncate(length)` would leave: in this cache always `length`."""
+        """Return how many tokens `truncate(length)` would keep: in this cache always `length`."""
         return min(length, self.length)
 
     def copy(self, length: int, slots: int) -> Self:
@@ -173,7 +173,7 @@ class KVCache:
 
 
 class LentKeys:
-    """Keys and values of the committed tokens of another model's cache, for a model without a cache."""
+    """The committed keys and values of another model's cache, for a drafter that has no cache and reads these."""
 
     def __init__(self, cache: KVCache) -> None:
         self._cache, self.length = cache, cache.length
@@ -189,10 +189,10 @@ class LentKeys:
 
 
 class TextPrefix:
-    """Keys and values of several texts, used like a cache. Gradients flow through them.
+    """The keys and values of a batch of texts, used like a cache in training. Gradients flow through them.
 
-    The first forward stores the texts. `closed` then returns a prefix for later forwards: their rows follow the texts
-    and are not stored. If `layers` are given, only those layers are stored.
+    The first forward stores the texts. `closed` then returns a prefix for later forwards, whose rows follow the texts
+    and are not stored. If `layers` are given, only these layers are stored.
     """
 
     def __init__(self, layers: Collection[int] | None = None) -> None:
@@ -201,8 +201,8 @@ class TextPrefix:
         self._read: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # [batch, num_kv_heads, length, head_dim] each
 
     def closed(self) -> "TextPrefix":
-        """Return a prefix with the stored texts. This object stores nothing more, even if a checkpointed forward is
-        repeated for its gradient."""
+        """Return a prefix with the stored texts. This object then stores nothing more, not even when a checkpointed
+        forward is repeated for its gradient."""
         read = TextPrefix(self._layers)
         read._read, self._layers = self._read, ()
         self._read = {}

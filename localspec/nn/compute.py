@@ -67,14 +67,14 @@ class TorchAdapters(dict[int, dict[str, TorchAdapter]]):
 
 
 class TorchRowModel:
-    """A transformer in torch, as drafters use it (`RowModel`)."""
+    """A transformer in torch with the interface that drafters use (`RowModel`)."""
 
     def __init__(self, transformer: Transformer, recorder: Recorder, form: StepForm = "eager") -> None:
         self._transformer, self._recorder = transformer, recorder
         self.use_step_form(form)
 
     def use_step_form(self, form: StepForm) -> None:
-        """Read rows from now on operation by operation (`eager`), or in static shapes, perhaps as CUDA graphs."""
+        """Read later rows operation by operation (`eager`), or in static shapes, which may be CUDA graphs."""
         self.static = None if form == "eager" else StaticForward(self._transformer, self._recorder)
 
     @property
@@ -132,9 +132,9 @@ class TorchRowModel:
         return states
 
     def forget_rows(self, cache: TokenCache, rows: int, layers: Sequence[int]) -> None:
-        """Write zeros to these rows.
+        """Write zeros over the first `rows` rows after the committed tokens, in these layers.
 
-        A masked slot has the weight 0, but 0 times infinity is NaN and would reach the target.
+        Masked slots have the weight 0. But 0 times infinity is NaN, and would reach the target.
         """
         assert isinstance(cache, KVCache)
         for layer in layers:
@@ -158,7 +158,7 @@ class TorchCompute:
         self.step_form: StepForm = "eager"
 
     def use_step_form(self, form: StepForm) -> None:
-        """Switch steps to `eager`, `static` or `captured` (CUDA graphs), also in drafters' models loaded later."""
+        """Choose how steps run: `eager`, `static` or `captured` (CUDA graphs), also in models that are loaded later."""
         self.step_form = form
         for recorder in (self.recorder, self.draft_recorder):
             recorder.active, recorder.trouble = form == "captured", None
@@ -180,11 +180,11 @@ class TorchCompute:
 
     @cached_property
     def _packs(self) -> bool:
-        """Whether matrices of drafters are packed in NF4: for a target in NF4, if localspec's own kernels are used."""
+        """Whether drafters' matrices are packed in NF4. This requires a target in NF4 and localspec's own kernels."""
         return self._transformer.linear_class is NF4Linear and kernel_checks.trouble(self._device) is None
 
     def _packed(self, weight: Floats, bias: Floats | None, silu: bool) -> FrozenLayer | None:
-        """Return a layer in NF4; None if nothing is packed, or if the layer is too small to become faster."""
+        """Pack a drafter's layer in NF4. Return None if this is off, or if the layer is too small to become faster."""
         if not self._packs or min(weight.shape) < LEAST_SIDE or weight.size < LEAST_WEIGHTS:
             return None
         layer = NF4Linear(self.rows(weight), None if bias is None else self.rows(bias))
@@ -207,7 +207,7 @@ class TorchCompute:
         """Return draft heads that compute on the device."""
 
         def stacked(weight: Array, bias: Array, silu: bool = False) -> TorchLinear | FrozenLayer:
-            """Return all heads' layers, with stacked weights and biases, as one layer.
+            """Return one layer that computes the layers of all heads, from their stacked weights and biases.
 
             Its outputs are those of the first head, then of the second, ….
             """

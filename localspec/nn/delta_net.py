@@ -27,8 +27,10 @@ Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Ten
 
 
 class GatedDeltaNet(nn.Module):
-    """A Gated DeltaNet: the part of a layer between its norm and the residual sum. With `exact` it reads rows one by
-    one."""
+    """A Gated DeltaNet: the part of a layer between its norm and the residual sum.
+
+    With `exact`, a few rows are computed one by one, so that they do not affect each other's rounding.
+    """
 
     def __init__(
         self, sizes: DeltaNet, eps: float, weights: Mapping[str, Any], name: str, linear_class: LayerClass, exact: bool
@@ -98,10 +100,9 @@ class GatedDeltaNet(nn.Module):
         return State(0, matrices, rows.new_zeros(sizes.taps - 1, sizes.channels))
 
     def _inputs(self, window: torch.Tensor, beta: torch.Tensor, alpha: torch.Tensor) -> Inputs:
-        """Return queries, keys [n, value heads, key_dim], values [n, value heads, value_dim], log α and β [n, value
-        heads].
+        """Return q, k [n, value heads, key_dim], v [n, value heads, value_dim], log α and β [n, value heads].
 
-        `window` [taps - 1 + n, channels] is the input of the convolution; it begins with `taps - 1` earlier rows.
+        `window` [taps - 1 + n, channels] is the input of the convolution: `taps - 1` earlier rows, and n rows.
         """
         sizes, count, taps = self.sizes, len(beta), self.conv[:, 0].float()
         mixed = sum(window[tap : tap + count].float() * taps[:, tap] for tap in range(sizes.taps))

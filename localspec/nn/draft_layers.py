@@ -37,7 +37,7 @@ class TorchLinears(TorchLinear):
     """Several layers, one for each row."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Apply the first n layers to n rows, one layer per row."""
+        """Apply n layers to n rows: the first layer to the first row, the second to the second, …."""
         weight = self.weight[: len(x)]
         if self.bias is not None:
             y = torch.baddbmm(self.bias[: len(x), None], x[:, None], weight.transpose(1, 2))[:, 0]
@@ -48,7 +48,7 @@ class TorchLinears(TorchLinear):
 
 @dataclass(frozen=True)
 class FrozenLayer:
-    """A layer that computes no gradients: in NF4, or made of some rows of the target's head in the head's packing."""
+    """A drafter's layer without gradients. Its weight is in NF4, or is a part of the target's head in its packing."""
 
     layer: Callable[[torch.Tensor], torch.Tensor]
     nbytes: int
@@ -72,18 +72,18 @@ class FrozenLayers:
         return sum(layer.nbytes for layer in self.layers)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Apply the first n layers to n rows, one layer per row."""
+        """Apply n layers to n rows: the first layer to the first row, the second to the second, …."""
         return torch.cat([layer(x[row : row + 1]) for row, layer in enumerate(self.layers[: len(x)])])
 
 
 @dataclass(frozen=True)
 class TorchHeads:
-    """Draft heads that read one row.
+    """A set of draft heads, which all read one row: the target's state.
 
-    `first`, the first block, and `path` are stacked layers of all heads, because all heads read the same row there.
-    `blocks`, the later blocks, and `vocabulary` apply one layer per head, to the head's own row. `change` computes what
-    each head adds to the shared logits: its first layer has the `down` matrices of all heads, its second the `up`
-    matrices, and the mask [heads, heads * rank] removes products of one head's `down` with another head's `up`.
+    `first` (the first block) and `path` each stack the layers of all heads, because all heads read the same input
+    there. The later `blocks` and `vocabulary` have one layer per head, because their inputs differ. `change` is what
+    heads add to the logits of the target's head: a layer with the `down` matrices of all heads, a layer with their `up`
+    matrices, and a mask [heads, heads * rank] that keeps only products of `down` and `up` of the same head.
     """
 
     compute: "TorchCompute"

@@ -1,4 +1,4 @@
-"""The self-test of the promise that speculation changes no bit of the target's text.
+"""A self-test: does speculative decoding give the same bits as plain decoding, and thus never change the target's text?
 
 A row's logits, keys and values must not depend on the number or content of other rows, on the slots of its ancestors,
 on how many masked slots attention reads, or on the number of threads. Whether that holds depends on kernels, shapes and
@@ -27,11 +27,11 @@ DEPTH = 6  # tokens of the path that is compared if it is not a chain of all row
 
 
 def measure(target: Target, widest: int, exact: bool) -> Exactness:
-    """Compare trees with plain decoding, row by row. Set `target.row_multiple` to the padding that gives equal bits.
+    """Compare trees of up to `widest` rows with plain decoding. Set `target.row_multiple` to the padding of rows.
 
-    In the invariant form (`exact`) rows are filled up to a multiple of the smallest number for which all bits are
-    equal. This number does not depend on `widest`, because plain and speculative decoding must use the same number. The
-    fastest form is not padded.
+    In the invariant form (`exact`), the number of rows is padded to a multiple of the smallest number for which all
+    bits are equal. It does not depend on `widest`, because plain and speculative decoding must use the same padding.
+    The fastest form is not padded.
     """
     always = {*range(2, ALWAYS + 1), *WIDE} if exact else set()
     widths = sorted({*range(1, widest + 1), *always})
@@ -55,7 +55,8 @@ def measure(target: Target, widest: int, exact: bool) -> Exactness:
 
 @torch.inference_mode()
 def _largest_difference(target: Target, widths: Sequence[int]) -> float:
-    """Return 0.0 if all bits equal plain decoding; otherwise the logits' difference in the first trees that differ."""
+    """Return 0.0 if trees of all `widths` give the bits of plain decoding, else the largest difference of logits at the
+    first width that does not."""
     generator = torch.Generator().manual_seed(0)
     vocab_size = target.vocab_size
     paths = torch.randint(vocab_size, (1 + AGAIN, max(*widths, DEPTH)), generator=generator).tolist()
@@ -92,7 +93,7 @@ Rows = list[torch.Tensor]  # the result of `tree_rows`, [nodes, …] each
 
 
 class _Comparison:
-    """A path of tokens after `context` random tokens, computed as part of trees and by plain decoding."""
+    """A path of tokens after `context` random tokens, computed both by plain decoding and as part of trees."""
 
     def __init__(self, target: Target, context: int, path: Sequence[int], generator: torch.Generator) -> None:
         self.target, self.context, self.path, self.generator = target, context, path, generator
@@ -102,7 +103,7 @@ class _Comparison:
         self.plain = plain_rows(target, self.cache, context, path)
 
     def difference(self, width: int, decoys: int) -> float:
-        """Compare a tree of `width` rows: the root, some decoys below it, the path, and more decoys below the root.
+        """Compare plain decoding with a tree of `width` rows: the root, other nodes (decoys), the path, more decoys.
 
         Return 0.0 if all bits are equal, else the largest difference of a logit, relative to the largest logit.
         """
@@ -115,7 +116,7 @@ class _Comparison:
         return max(torch.finfo(torch.float32).tiny, largest)  # `tiny` first: it is the result for NaN
 
     def _tree(self, width: int, decoys: int) -> tuple[DraftTree, list[int]]:
-        """Return a tree of `width` rows without those that `aligned` removes, and the indices of the path's nodes."""
+        """Return a tree of `width` rows, reduced by `aligned`, and the indices of its nodes that are on the path."""
         depth = min(len(self.path), width - decoys)
         vocab_size = self.target.vocab_size
         tokens = torch.randint(vocab_size, (width,), generator=self.generator).tolist()
@@ -132,7 +133,7 @@ class _Comparison:
 
 
 def plain_rows(target: Target, cache: KVCache, context: int, path: Sequence[int]) -> Rows:
-    """Return the result of `tree_rows` for tokens read one by one after `context` tokens, as in plain decoding."""
+    """Read the tokens `path` one by one after `context` tokens, as plain decoding does. Return their `Rows`."""
     cache.assume(context)
     rows = []
     for token in path:
@@ -144,10 +145,10 @@ def plain_rows(target: Target, cache: KVCache, context: int, path: Sequence[int]
 
 
 def tree_rows(target: Target, cache: KVCache, tree: DraftTree, nodes: Sequence[int]) -> Rows:
-    """Return logits, keys and values of these nodes, and the nodes' inputs to each linear layer.
+    """Read a tree. Return the logits, keys and values of some nodes, and their inputs to each linear layer.
 
-    The inputs are included because a quantized layer rounds most differences of inputs away. Differences that remain
-    change long texts, but would rarely change the few rows of this test.
+    The inputs are compared, too, because a quantized layer rounds most of their differences away. The remaining ones
+    change long texts, but rarely the few rows of this test.
     """
     inputs_seen = []
 

@@ -1,4 +1,4 @@
-"""A mixture of experts in the place of an MLP, computed expert by expert, or row by row for drafts on GPUs.
+"""A mixture of experts in place of an MLP. It is computed expert by expert, or on GPUs row by row for drafts.
 
 Row by row, the operations for a row do not depend on the other rows. So a CUDA graph can repeat them, and a row's
 result is always the same, bit for bit.
@@ -30,9 +30,9 @@ def chosen_experts(logits: torch.Tensor, sizes: Sizes) -> tuple[torch.Tensor, to
 class Experts(nn.Module):
     """The mixture of experts of a layer.
 
-    `gate_up_proj` has the gates of all experts, then the ups of all, and `down_proj` the matrices of all experts.
-    `gated` is the activation (gate, up) -> product. On a GPU, and with `exact` on a CPU, up to AT_ONCE rows are
-    computed row by row.
+    `gate_up_proj` stacks the gate matrices of all experts, then the up matrices of all experts; `down_proj` stacks the
+    down matrices. `gated` is the activation (gate, up) -> product. On a GPU, and with `exact` on a CPU, up to AT_ONCE
+    rows are computed row by row.
     """
 
     def __init__(
@@ -83,9 +83,9 @@ class Experts(nn.Module):
     def _by_expert(
         self, layer: Linear | QuantizedLinear, parts: int
     ) -> list[list[tuple[torch.Tensor, torch.Tensor | None]]]:
-        """Return (weight, bias) as [expert][part] from a layer that stacks the matrices of all experts.
+        """Split a layer that stacks the matrices of all experts into (weight, bias), as [expert][part].
 
-        `parts` is 2 for a layer of gates and ups, and 1 for a layer of downs.
+        `parts` is 2 for a layer with gates and ups, and 1 for a layer with downs.
         """
         count, weight = self.sizes.count, layer.weight
         rows = weight.shape[0] // parts // count

@@ -21,9 +21,9 @@ _settled: dict[torch.device, str | None] = {}
 
 
 def settle(device: torch.device, why_not: str | None) -> None:
-    """Use the result of an earlier test of the kernels, so that this process does not test them.
+    """Store the result of an earlier test of the kernels on a device, so that this process does not test them again.
 
-    `why_not` is the reason why the kernels are not used; None if they are used.
+    `why_not` is the reason not to use the kernels; None to use them.
     """
     _settled[device] = why_not
     trouble.cache_clear()
@@ -31,7 +31,7 @@ def settle(device: torch.device, why_not: str | None) -> None:
 
 @cache
 def trouble(device: torch.device) -> str | None:
-    """Return the reason why the kernels are not used on a device, in words; None if they are used."""
+    """Return the reason, in words, why the kernels are not used on a device; None if they are used."""
     if device in _settled:
         return _settled[device]
     try:
@@ -41,7 +41,7 @@ def trouble(device: torch.device) -> str | None:
 
 
 def not_for(device: torch.device) -> str | None:
-    """Return the reason why the kernels are not meant for a device; None for GPUs that they are meant for."""
+    """Return the reason why the kernels do not support a device; None for a supported GPU."""
     if device.type != "cuda" or torch.version.hip is not None or not torch.cuda.is_available():
         return "the kernels need an NVIDIA GPU"
     if torch.cuda.get_device_capability(device) < LEAST_CAPABILITY:
@@ -50,7 +50,7 @@ def not_for(device: torch.device) -> str | None:
 
 
 def tried(device: torch.device) -> str | None:
-    """Test the kernels on a GPU that they are meant for. Return what is wrong, or None. Raises MemoryError."""
+    """Test the kernels on a supported GPU. Return what is wrong, or None. Raises MemoryError."""
     try:
         return _wrong(device)
     except (RuntimeError, OSError, AttributeError, ImportError, ValueError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""Linear layers: dense layers in the precision of their weight, the base of quantized layers, and packed ones on a CPU.
+"""Linear layers in torch: dense ones, the base class of quantized ones, and ones with weights packed for a CPU.
 
 A forward may bring a LoRA adapter, which acts only in that forward.
 """
@@ -20,15 +20,14 @@ from localspec.models.stored_names import use_stored_names
 class LoraAdapter(nn.Module):
     """The change that an adapter adds to a linear layer: (alpha / rank) B A x (LoRA, Hu et al. 2022).
 
-    localspec's linear layers are several projections stacked. `blocks` are the rows [start, end) of the adapted
-    projections. Each projection has its own pair of matrices, so that training gives the same adapters as for separate
-    projections:
+    A linear layer of localspec stacks several projections. `blocks` are the rows [start, end) of the adapted ones. Each
+    has a separate pair of matrices, so that training gives the same adapters as for separate projections:
 
         lora_A [blocks * rank, in]    lora_B [out, blocks * rank]    q │ ■ · ·
                                                                      k │ · ■ ·
                                                                      v │ · · ■
 
-    `lora_B` starts at zero, where the adapter changes nothing. In training a share `dropout` of the inputs is set to
+    `lora_B` starts at zero: the adapter then changes nothing. In training, `dropout` is the share of inputs set to
     zero.
     """
 
@@ -94,7 +93,7 @@ class Linear(nn.Module):
 
 
 class Shaped(Protocol):
-    """A weight [out, in], dense or packed."""
+    """Anything with the shape of a weight [out, in], dense or packed."""
 
     @property
     def shape(self) -> torch.Size:
@@ -145,8 +144,7 @@ LayerClass = type[Linear] | type[QuantizedLinear]
 
 
 class _StraightThrough(torch.autograd.Function):
-    """A product with a packed weight. It has its own backward pass, because the kernels compute no gradient and raise
-    no error."""
+    """A product with a packed weight, with a backward pass, because the kernels themselves compute no gradients."""
 
     @staticmethod
     def forward(context: Any, x: torch.Tensor, layer: QuantizedLinear) -> torch.Tensor:
@@ -160,7 +158,7 @@ class _StraightThrough(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """A weight [out, in] that was packed elsewhere into `nbytes` bytes. `unpack` returns its numbers in fp32.
+    """A packed weight [out, in] of the compiled library, of `nbytes` bytes. `unpack` returns its numbers in fp32.
 
     `rows(ids)` returns some rows in fp32, and does not work for interleaved rows.
     """
@@ -172,8 +170,7 @@ class PackedWeight:
 
 
 class PackedLinear(QuantizedLinear):
-    """A layer on a CPU with the compiled library's packed weight, which is made dense for each product and then
-    dropped.
+    """A layer on a CPU with a packed weight of the compiled library. Each product first makes the whole weight dense.
 
     It is used to train a drafter for a quantized target, and to test the library. It takes at least as long as a dense
     layer; decoding uses the packed weight directly. Activations are not rounded.

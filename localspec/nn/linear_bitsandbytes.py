@@ -58,7 +58,7 @@ class LLMInt8Linear(QuantizedLinear):
 
 @dataclass(frozen=True)
 class PackedNF4:
-    """A packed matrix [out, in]: tensors by the suffixes of bitsandbytes' names."""
+    """A matrix [out, in] packed in NF4. `parts` are its tensors, by the suffixes of bitsandbytes' tensor names."""
 
     shape: torch.Size
     parts: Mapping[str, torch.Tensor]
@@ -152,7 +152,7 @@ def adamw_8bit() -> Any:
 
 @contextmanager
 def _without(module: str) -> Iterator[None]:
-    """Hide a module from imports. Through `kernels`, bitsandbytes would fetch code from the network and run it."""
+    """Make imports of a module fail in this context. With `kernels`, bitsandbytes would run code from the network."""
     missing = object()
     modules: dict[str, Any] = sys.modules
     former = modules.get(module, missing)

@@ -66,8 +66,8 @@ class Int8WeightOnlyLinear(WeightOnlyLinear):
 
 
 class Int4WeightOnlyLinear(WeightOnlyLinear):
-    """A layer with weights in four bits: sixteen levels, evenly spaced from the smallest to the largest weight of each
-    group of input channels."""
+    """A layer with weights in four bits: each group of input channels has sixteen evenly spaced levels, from its
+    smallest to its largest weight."""
 
     @staticmethod
     def pack(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -95,7 +95,7 @@ class Int4WeightOnlyLinear(WeightOnlyLinear):
 
 
 def _levels(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return levels uint8 [out, in], and two arrays [out, groups]: the scale, and the value of level 8 ("zero")."""
+    """Return a weight's levels, uint8 [out, in], and two arrays [out, groups]: the scale, and the value of level 8."""
     groups, limits = weight.float().view(len(weight), -1, GROUP), torch.finfo(weight.dtype)
     least, most = groups.amin(-1), groups.amax(-1)
     scales = ((most - least) / 15).clamp_min_(max(1e-30, limits.tiny * limits.eps)).to(weight.dtype)

@@ -18,10 +18,10 @@ Head = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class DepthLoss:
-    """The result of one depth (1: a draft's first token): the loss summed over `count` rows, and the labels' ranks.
+    """The loss of the predictions at one depth of drafts (1: a draft's first token), and the ranks of the labels.
 
-    `loss` has a gradient. hits [RANKS] counts the rows whose label was the likeliest token, the second, …. first [rows]
-    says for each row whether its label was the likeliest token, in the order of the input.
+    `loss` is summed over `count` rows, and has a gradient. hits [RANKS] counts the rows whose label was the likeliest
+    token, the second, …. first [rows] says for each row whether its label was the likeliest token.
     """
 
     loss: torch.Tensor
@@ -32,7 +32,7 @@ class DepthLoss:
 
 @dataclass(frozen=True)
 class Guess:
-    """A prediction of the tokens at one depth of drafts: states [rows, hidden_size], and the head for their logits.
+    """The predictions at one depth of drafts: states [rows, hidden_size], and the head that computes their logits.
 
     `labels[i]` is the index of state i's label in the list of all labels of a batch. No index occurs twice.
     """
@@ -44,7 +44,7 @@ class Guess:
 
 @dataclass(frozen=True)
 class Likeliest:
-    """The target's likeliest tokens instead of its whole distribution: ids and their chances, each [n, tokens].
+    """The target's likeliest tokens, as labels instead of its whole distribution: ids and chances, each [n, tokens].
 
     The likeliest comes first. Chances are relative to all tokens, so they sum to less than 1.
     """
@@ -81,12 +81,12 @@ def cross_entropy(
 def cross_entropies(
     guesses: Sequence[Guess], labels: Labels, teacher: Head | None = None, vocabulary: torch.Tensor | None = None
 ) -> list[DepthLoss]:
-    """Return the loss of each depth's predictions for the same labels. The teacher's logits are computed only once.
+    """Return the loss of the predictions at each depth, for one list of labels. The teacher's logits are computed once.
 
     Labels are token ids [n], states [n, hidden_size] or `Likeliest` tokens. For states, `teacher` is the target's head:
-    the label is the whole distribution, and ranks are for its likeliest token. `Likeliest` tokens count as if there
-    were no other tokens. `vocabulary` has the ids of a truncated vocabulary, in the order of the head's rows. Other
-    ids add neither loss nor hits.
+    the label is the distribution that it computes, and ranks are for the likeliest token. `Likeliest` tokens count as
+    if there were no other tokens. `vocabulary` has the ids of a truncated vocabulary, in the order of the head's rows.
+    Other ids add neither loss nor hits.
     """
     orders = [guess.labels.argsort() for guess in guesses]
     guesses = [
@@ -125,14 +125,14 @@ def cross_entropies(
 
 
 def _rows(guess: Guess, rows: slice, label_rows: torch.Tensor) -> Guess:
-    """Return some rows of a guess. Their `labels` become positions in `label_rows`, a sorted list of label indices."""
+    """Return some rows of a guess. Its `labels` become positions in `label_rows`, a sorted list of label indices."""
     return Guess(guess.states[rows], guess.head, torch.searchsorted(label_rows, guess.labels[rows]))
 
 
 def _piece(
     guesses: Sequence[Guess], labels: Labels, teacher: Head | None, vocabulary: torch.Tensor | None
 ) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Return `loss`, `hits` and `first` of a `DepthLoss` for each guess, for a few labels."""
+    """Return (`loss`, `hits`, `first`) of each guess's `DepthLoss`, for a few of the labels."""
     chances: Labels | None = None
     if isinstance(labels, Likeliest):
         chances = Likeliest(labels.ids if vocabulary is None else _head_rows(labels.ids, vocabulary), labels.chances)

@@ -99,7 +99,7 @@ def damage(file: Path) -> str | None:
 
 
 def former_files(file: Path, made_of: str, where: str) -> list[Path]:
-    """Return earlier files next to `file`, made of other weights (not `made_of`) from the model directory `where`."""
+    """Return older files next to `file`: of the model directory `where`, but made of other weights than `made_of`."""
     files = []
     for other in file.parent.glob(f"*{file.suffix}"):
         with suppress(SafetensorError, OSError):
@@ -183,7 +183,10 @@ def _place(choice: LoadSpec) -> tuple[Path, str]:
 
 
 def _keep(target: "Target", file: Path, made_of: str, choice: LoadSpec, reporter: Reporter) -> None:
-    """Write the packed weights if disk and main memory have room. Of several processes only one writes."""
+    """Write the packed weights, unless another process writes them. Delete files of the model's former weights.
+
+    Raises LocalspecError if disk or main memory lack room.
+    """
     private_directory(file.parent)
     remove_abandoned(file.parent)
     if (needed := target.nbytes) > shutil.disk_usage(file.parent).free or needed > free_memory() // 2:

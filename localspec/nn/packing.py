@@ -1,4 +1,4 @@
-"""Number formats and packings in torch: its types, and localspec's classes of linear layers."""
+"""Translates number formats and packings into torch's types and localspec's classes of linear layers."""
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ ROWS = 16
 class InvariantLinear(Linear):
     """A layer y = x Wᵀ + b with W [out, in]. No row's result depends on other rows.
 
-    A prompt of more than 128 rows is computed by torch's library, in the same way each time.
+    A prompt of more than 128 rows is left to torch's library, which computes it in the same way each time.
     """
 
     def forward(self, x: torch.Tensor, adapter: Adapter | None = None) -> torch.Tensor:
@@ -52,7 +52,7 @@ _CLASSES: dict[tuple[str, str], LayerClass] = {
 def linear_class(quantize: str, device: str, threshold: float = 0.0, exact: bool = False) -> LayerClass:
     """Return the class of a model's linear layers; `quantize` is `none`, int8, int4 or nf4.
 
-    With `exact`, rows of dense layers on CUDA do not depend on each other. `threshold` is LLM.int8's on CUDA.
+    With `exact`, rows of dense layers on CUDA do not affect each other. `threshold` is that of LLM.int8, on CUDA.
     Raises UsageMistake for a packing that the device does not support.
     """
     if quantize == "none":

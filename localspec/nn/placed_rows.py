@@ -1,4 +1,4 @@
-"""Writes new rows after a cache's committed tokens in fixed shapes: their position is a number on the device."""
+"""Writes new rows into a cache by operations of fixed shape. The rows' position is a number in the device's memory."""
 
 from itertools import count
 
@@ -13,15 +13,15 @@ from localspec.nn.states import Advance, StaticStates
 class PlacedRows:
     """The part of a cache that a forward of static shape reads and writes.
 
-    The operations are the same for texts of any length. Every row sees all committed tokens. Its int64 in `bits` [rows]
-    says which new rows it sees:
+    The operations are the same for texts of any length. Every row sees all committed tokens. The bits of its int64 in
+    `bits` [rows] say which new rows it sees:
 
         slots   p p p p│0 1 2 3│. . . .     length 4, four rows, twelve visible slots
         bits    0001 0011 0101 1101         row 3 sees rows 0, 2 and itself
     """
 
     def __init__(self, cache: KVCache, visible: int, length: torch.Tensor, rows: int) -> None:
-        """Assign `rows` slots to new rows, from slot `length` on (an int64 scalar tensor); the cache must have room."""
+        """Assign slots to `rows` new rows, from slot `length` (an int64 scalar tensor) on. The cache must have room."""
         self._cache, self._visible, self._rows = cache, visible, rows
         self._slots = torch.arange(visible, device=length.device)
         self._row_of_slot = self._slots - length  # the row whose slot it is, if any
@@ -50,7 +50,7 @@ class PlacedRows:
 
 
 class PlacedChain(PlacedRows):
-    """New rows that form a chain, also for recurrent layers. Only the real rows, not the padding, change the state."""
+    """New rows that form a chain, also for recurrent layers. Rows that are only padding do not change the state."""
 
     def __init__(
         self, cache: KVCache, visible: int, length: torch.Tensor, rows: int, real: torch.Tensor, states: StaticStates
@@ -61,22 +61,21 @@ class PlacedChain(PlacedRows):
         self._real, self._states, self._layers = real, states, count()
 
     def read(self, layer: int, rows: torch.Tensor, advance: Advance) -> torch.Tensor:
-        """Return a recurrent layer's outputs for rows, as in `Advance`, after its state. Call this once per layer, in
-        order."""
+        """Return a recurrent layer's outputs for rows, as `Advance` does. Call this once for each layer, in order."""
         index = next(self._layers)
         self._states.rows[index, : len(rows)].copy_(rows)
         return self._states.read(index, len(rows), advance, self._real)
 
 
 def filled_rows(rows: int) -> int:
-    """Return the number of rows, at most 64, to which `rows` rows are padded."""
+    """Return the number of rows after padding, for at most 64 rows."""
     return next(filled for filled in STATIC_ROWS if filled >= rows)
 
 
 def filled_slots(slots: int) -> int:
-    """Return the number of slots that attention reads if it needs `slots`: at most a quarter more.
+    """Round up the number of slots that attention reads, by less than a quarter or by less than BUCKET.
 
-    The result has few different values, so that texts of all lengths share recordings.
+    The result has few different values, so that texts of different lengths share recordings.
     """
     step = max(BUCKET, (1 << (slots.bit_length() - 1)) // 4)
     return -(-slots // step) * step

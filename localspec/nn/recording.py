@@ -1,6 +1,6 @@
 """CUDA graphs: a function of tensors is recorded once, and replayed with other numbers at the same addresses.
 
-If steps are recorded, so are the functions of rows that drafters and the search for picks compute.
+Decoding steps can be recorded, and then also smaller functions that drafters and the choice of tokens compute.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -26,8 +26,8 @@ class Recording:
     """A recorded function of tensors on a GPU. Its control flow must not depend on values of tensors.
 
     Raises RuntimeError if CUDA cannot record the function, or if a replay gives other bits than the function. `results`
-    are ordinary tensors. They are valid until the next replay of a recording that shares them. All recordings on a
-    device use the same memory for intermediate values, because only one runs at a time.
+    are ordinary tensors, valid until the next replay of a recording with the same `results`. All recordings on a device
+    share the memory for intermediate values, because only one runs at a time.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Recording:
             raise RuntimeError("recorded steps are not bit-identical to unrecorded ones")
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Replay the recording on inputs of the recorded shapes, or of fewer rows, without waiting for the GPU."""
+        """Replay the recording on inputs of the recorded shapes, or with fewer rows. Do not wait for the GPU."""
         for buffer, tensor in zip(self._inputs, inputs, strict=True):
             buffer[: len(tensor)].copy_(tensor)
         self._graph.replay()
@@ -57,7 +57,7 @@ class Recording:
 
 
 class Recorder:
-    """A recorder of functions. It stops when a recording fails; `trouble` is then the reason."""
+    """A recorder of functions as CUDA graphs. If CUDA fails, it becomes inactive, and `trouble` is the reason."""
 
     def __init__(self) -> None:
         self.active = False
@@ -120,11 +120,11 @@ MOST_RECORDINGS = 32
 
 
 class RecordedRows:
-    """A function of tensors [rows, …], recorded for each number of rows that is a power of two, up to 64.
+    """A function of tensors [rows, …] that is recorded separately for 1, 2, 4, … and 64 rows.
 
-    The function must have no control flow that depends on values of tensors. A row of its results must not depend on
-    other rows. Indices into inputs must be inputs too. Results have as many rows as the first input. If the function is
-    recorded, its next call overwrites them.
+    The function's control flow must not depend on values of tensors, and a row of its results not on other rows. Its
+    results have as many rows as its first input. Indices into inputs must be inputs too. The next call overwrites the
+    results of a recorded call.
     """
 
     def __init__(self, function: Function, recorder: Recorder, attentions: "Sequence[TorchAttention]" = ()) -> None:
@@ -136,7 +136,7 @@ class RecordedRows:
 
     @torch.inference_mode()
     def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Compute the function, by a recording if there is one."""
+        """Compute the function, by replaying a recording if possible."""
         if not self._recorder.active or max(map(len, inputs)) > STATIC_ROWS[-1]:
             return self._function(*inputs)
         return tuple(result[: len(inputs[0])] for result in self._filled_up(inputs))

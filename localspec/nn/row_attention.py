@@ -1,4 +1,4 @@
-"""Attention over the rows of a draft with their own keys and values, in torch, for a drafter's own layers."""
+"""Attention in torch among the rows of a draft. A drafter's own layers use it, with their own keys and values."""
 
 from collections.abc import Mapping, Sequence
 
@@ -49,7 +49,7 @@ class TorchAttention:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Make room for rows. Return their (position, slot), int64 [rows, 2], and the mask, bool [rows, slots].
 
-        The mask is True where a row sees a slot. Rows that pad a static shape come last, and each sees only itself.
+        The mask is True where a row sees a slot. Rows that only pad the shape come last, and each sees only itself.
         """
         rows, first = len(positions), self.length
         filled, slots = rows, first + rows

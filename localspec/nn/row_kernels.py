@@ -1,6 +1,6 @@
-"""Kernels for an NVIDIA GPU, from products to attention, that give a row the same bits whatever the other rows are.
+"""Kernels for NVIDIA GPUs, such as products and attention, in which no row changes the bits of another row's result.
 
-In NF4 up to eight rows cost as much as one, and sixteen a third more.
+In NF4, eight rows take as long as one, and sixteen take a third longer.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,7 @@ def dense(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> t
 
 @dataclass(frozen=True)
 class TiledNF4:
-    """A weight [out, in] in NF4, in the order that `linear_nf4` reads.
+    """A weight [out, in] in NF4, arranged for the kernel `linear_nf4`.
 
     `packed` [tiles, blocks, 8, 4, 2, 8] and `scales` [tiles, blocks, 8, 2] are bytes, with 16 channels per tile.
     `scale_code` is the table of values of a scale byte. Each number in `scale_scales` multiplies 256 scales, in the
@@ -78,7 +78,7 @@ def untiled(packed: torch.Tensor, scales: torch.Tensor, out: int) -> tuple[torch
 
 
 def nf4(x: torch.Tensor, weight: TiledNF4, bias: torch.Tensor | None, out: int) -> torch.Tensor:
-    """Return x Wᵀ + b for x [rows, in], where `in` is a multiple of 64."""
+    """Return x Wᵀ + b for x [rows, in] and W in NF4 [out, in], where `in` is a multiple of 64."""
 
     def product(x: torch.Tensor, y: torch.Tensor) -> None:
         tiles = _tiles(x)
@@ -95,7 +95,7 @@ def nf4(x: torch.Tensor, weight: TiledNF4, bias: torch.Tensor | None, out: int) 
 
 
 def nf4_dense(weight: TiledNF4, out: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return W [out, in] in one of the 16-bit formats, including the columns that pad its last block."""
+    """Unpack W [out, in] into one of the 16-bit formats, including the columns that pad its last block."""
     tiles, blocks = weight.packed.shape[:2]
     dense = weight.packed.new_empty(out, blocks * BLOCK, dtype=dtype)
     kernel = _linear(dense[:1], "linear_nf4", "nf4_dense", TALL=1)
@@ -162,8 +162,7 @@ def _linear(x: torch.Tensor, file: str, name: str = "", **defined: int) -> Kerne
 
 @cache
 def _blocks(device: torch.device) -> int:
-    """Return how many blocks of a kernel a multiprocessor runs at once. With more blocks, some would wait and double
-    the time."""
+    """Return how many blocks of a kernel a multiprocessor runs at once. More blocks would wait and double the time."""
     memory = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_multiprocessor", 2 * SHARED)
     return max(1, min(BLOCKS, memory // SHARED))
 

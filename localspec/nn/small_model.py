@@ -18,8 +18,8 @@ SPREAD = 0.02  # standard deviation of a fresh layer's weights
 
 
 def fresh_weights(config: TransformerConfig, device: torch.device | str) -> Mapping[str, torch.Tensor]:
-    """Return weights by localspec's names, in fp32: small random numbers in matrices, zeros in biases, and norms
-    that multiply by one."""
+    """Return fresh weights by localspec's names, in fp32: random numbers near zero in matrices, zeros in biases, and
+    norms that multiply by one."""
     weights, unit = {}, 1.0 - config.norm_offset
     for name, made_of in weight_map(config).items():
         rows, columns = sum(rows for _, rows in made_of), in_features(name, config)
@@ -37,9 +37,9 @@ def fresh_weights(config: TransformerConfig, device: torch.device | str) -> Mapp
 def copied_layers(
     transformer: Transformer, config: TransformerConfig, layers: Sequence[int]
 ) -> Mapping[str, torch.Tensor]:
-    """Return weights by localspec's names, in fp32, for layers that start as copies of a transformer's; norms are ones.
+    """Return weights for small layers that begin as copies of a transformer's `layers`, by localspec's names, in fp32.
 
-    Additional or different layers are fresh. Packed layers give their rounded weights.
+    Everything else is fresh, as in `fresh_weights`. Packed layers give their rounded weights.
     """
     weights = dict(fresh_weights(config, transformer.embed_tokens.device))
     for name, fresh in list(weights.items()):

@@ -1,4 +1,4 @@
-"""The states of recurrent layers: tokens are discarded by reading stored rows again from an earlier state.
+"""The states of recurrent layers, and how to go back to an earlier state when drafted tokens are discarded.
 
 A state cannot be cut like a cache. So the rows that a layer read recently are stored. To discard tokens, stored rows
 are read again from the nearest earlier state, in the same order and thus with the same bits. Drafts cannot branch:
@@ -27,7 +27,7 @@ class State(NamedTuple):
 
 
 class Advance(Protocol):
-    """A function that reads rows of a recurrent layer after a state; with `one_by_one`, row by row.
+    """A function that advances the state of a recurrent layer by some rows; with `one_by_one`, row by row.
 
     Rows are [n, channels + 2 * value_heads] (`DeltaNet.read`). The function returns their output, and the state after
     the rows. `real`, an int64 scalar tensor, is the number of rows that change the state. Later rows are padding.
@@ -50,7 +50,7 @@ class StaticStates(NamedTuple):
     def read(self, index: int, count: int, advance: Advance, real: torch.Tensor | None = None) -> torch.Tensor:
         """Read the first `count` rows of a recurrent layer after its state, and return their output.
 
-        `index` is that of the layer among all recurrent layers. `real` is as in `Advance`.
+        `index` counts only recurrent layers. `real` is as in `Advance`.
         """
         before = State(0, self.matrices[index], self.tails[index])
         outputs, after = advance(before, self.rows[index, :count], True, real)
@@ -64,7 +64,7 @@ class StaticStates(NamedTuple):
 
 
 class LayerStates:
-    """The states of one layer: the present state and earlier states, which are rarer the further back they are.
+    """The states of one recurrent layer: the latest one, and some earlier ones, which become rarer further back.
 
         states   │         │       │   │ ││
         rows                       aaaaaaaa     stored rows: a text can be cut after any of them
@@ -146,7 +146,7 @@ class LayerStates:
         self._states = [*(earlier for earlier in self._states if earlier.length < state.length), state]
 
     def _keep(self, length: int, rows: torch.Tensor, advance: Advance) -> None:
-        """Store rows read after `length` tokens. If there is no room, replace the oldest by the state after them."""
+        """Store rows that follow the first `length` tokens. Without room, replace the oldest stored rows by a state."""
         room = KEPT + AT_ONCE
         if not len(self._rows):
             self._rows = rows.new_empty(room, rows.shape[1])
@@ -159,8 +159,8 @@ class LayerStates:
         self._rows[length - self._first : length - self._first + len(rows)] = rows
 
     def _thin(self) -> None:
-        """Drop states until `STATES` are left: each time the state whose two neighbours are closest to each other,
-        relative to their distance from the end.
+        """Drop states until `STATES` are left. Each time, drop the state with the smallest gap between its two
+        neighbours, relative to their distance from the end.
 
         The first state, the last two, and the state before the stored rows stay.
         """
@@ -175,7 +175,7 @@ class LayerStates:
 
 
 class StateCache(KVCache):
-    """Keys and values of the attention layers, and the states of the recurrent layers.
+    """A cache for models with recurrent layers: keys and values of attention layers, and states of recurrent layers.
 
     `truncate` may discard more than requested; `length` is then the number of tokens that are left.
     """
@@ -205,10 +205,10 @@ class StateCache(KVCache):
         return self._states[layer].read(self.length, rows, advance)
 
     def load_static(self, advances: Sequence[Advance], again: Callable[[StaticStates, int], None]) -> StaticStates:
-        """Copy the states after the committed tokens to constant addresses, for a forward of static shape.
+        """Copy the states after the committed tokens to constant addresses, for a forward of static shape. Return them.
 
-        `advances` has for each recurrent layer the function that reads rows after a state. `again(static, count)` reads
-        the first `count` rows of the last forward again. Return the states at the constant addresses.
+        `advances` has the function of each recurrent layer that advances its state. If only the first rows of the last
+        forward were kept, `again(static, count)` reads these again.
         """
         static = self._static = self._static or self._memory()
         if self._before and 0 < (count := self.length - self._before[0].length) < self._read:
@@ -225,7 +225,7 @@ class StateCache(KVCache):
         return static
 
     def store_static(self, count: int, advances: Sequence[Advance]) -> None:
-        """Store the first `count` rows that a forward read after `load_static`, and the states after these rows."""
+        """Store the first `count` rows of the forward after `load_static`, and the states after these rows."""
         static = self._static
         assert static is not None
         after = self._after(static, count)
@@ -244,7 +244,7 @@ class StateCache(KVCache):
         return [State(self.length + count, *parts) for parts in zip(matrices, tails, strict=True)]
 
     def keep(self, path: Sequence[int]) -> None:
-        """Commit the first rows after `length`. `path` must be a chain."""
+        """Commit the first `len(path)` rows after the committed tokens. `path` must be 0, 1, 2, … (a chain)."""
         assert list(path) == list(range(len(path))), "recurrent layers can read only chains of tokens"
         super().keep(path)
 

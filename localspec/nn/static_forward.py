@@ -1,7 +1,7 @@
-"""Forwards of few rows in fixed shapes: everything that differs from step to step is a number on the device.
+"""Forwards of a few rows in fixed shapes, in which all that differs between steps is a number on the device.
 
-So a GPU's driver can record a forward and replay it by a single call (`Recording`). Without recording, the same code
-runs on any device.
+So a GPU's driver can record a forward and replay it by a single call (`Recording`). Unrecorded, the same code runs on
+any device.
 """
 
 import time
@@ -45,7 +45,7 @@ class StaticShape(NamedTuple):
 class StaticRows(NamedTuple):
     """The result of a forward for the requested rows. `summary` is a result of `step_logits.summary`.
 
-    If forwards are recorded, the next forward with the same number of rows overwrites this result.
+    The next recorded forward with the same number of rows overwrites it.
     """
 
     hidden: torch.Tensor
@@ -60,10 +60,10 @@ class StaticRows(NamedTuple):
 
 
 class StaticForward:
-    """Reads trees and chains of up to 64 rows after the committed tokens of a cache.
+    """A reader of trees and chains of up to 64 rows, which follow the committed tokens of a cache.
 
     Rows are padded to a power of two, and slots to one of a few numbers. So texts of any length need few shapes. While
-    the recorder is active each shape is recorded on first use.
+    the recorder is active, each shape is recorded when it is first used.
     """
 
     def __init__(self, transformer: Transformer, recorder: Recorder) -> None:
@@ -74,16 +74,16 @@ class StaticForward:
 
     @staticmethod
     def can_read(cache: object, rows: int) -> bool:
-        """Return whether this many rows after this cache can be read in a static shape.
+        """Return whether this many rows can be read after this cache in a static shape.
 
-        With recurrent states the largest number of rows is smaller.
+        For recurrent layers the limit is lower.
         """
         limit = MOST_CHAINED if isinstance(cache, StateCache) else STATIC_ROWS[-1]
         return isinstance(cache, KVCache) and 0 < rows <= limit
 
     @torch.inference_mode()
     def tree(self, tree: DraftTree, cache: KVCache, inner: Sequence[int] = (), multiple: int = 1) -> StaticRows:
-        """Return the result for the nodes of a tree. Rows are padded at least to a multiple of `multiple`."""
+        """Read the nodes of a tree. The number of rows is padded at least to a multiple of `multiple`."""
         return self._read(tree.tokens, tree.depth, _bits(tree.parents), cache, multiple, inner=tuple(inner))
 
     @torch.inference_mode()
@@ -105,7 +105,7 @@ class StaticForward:
 
     @torch.inference_mode()
     def contenders(self, logits: torch.Tensor, keys: torch.Tensor, sampling: Sampling) -> Contenders:
-        """Find the ids that may be picked, by `step_logits.contenders`. For a single row the search is recorded, too.
+        """Find the ids that may be picked, by `step_logits.contenders`. For a single row, this search is recorded, too.
 
         The next call for a single row then overwrites the result.
         """
@@ -168,8 +168,8 @@ class StaticForward:
         adapters: Mapping[int, LayerAdapters] | None,
         static: StaticStates | None,
     ) -> Function:
-        """Return the forward as a function of numbers on the device: length, number of real rows, and token, depth
-        and bits of each row."""
+        """Return the forward as a function of numbers on the device: the length, the number of real rows, and each
+        row's token, depth and visible rows (bits)."""
 
         def read(numbers: torch.Tensor, *embeddings: torch.Tensor) -> tuple[torch.Tensor, ...]:
             length, (tokens, depth, bits) = numbers[0], numbers[2:].view(3, shape.rows)
@@ -199,9 +199,9 @@ class StaticForward:
         function: Function,
         inputs: Sequence[torch.Tensor],
     ) -> Recording | None:
-        """Return the CUDA graph that reads rows of this shape with this cache.
+        """Return the CUDA graph for forwards of this shape with this cache. Record it if it is missing.
 
-        Record the graph if necessary; return None if that fails.
+        Return None if that fails.
         """
         recordings: dict[StaticShape, tuple[Recording, object]] = cache.recordings
         if shape in recordings:
@@ -223,7 +223,7 @@ class StaticForward:
         return recording
 
     def _read_again(self, cache: StateCache, static: StaticStates, count: int) -> None:
-        """Let recurrent layers read again the first `count` rows of the last forward, as later rows were discarded."""
+        """Let recurrent layers read the first `count` rows of the last forward again: later rows were discarded."""
 
         def again(_: torch.Tensor) -> tuple[torch.Tensor, ...]:
             for index, advance in enumerate(self._advances):
@@ -262,7 +262,7 @@ def _reserve(cache: KVCache, slots: int) -> None:
 
 
 def _bits(parents: Sequence[int]) -> list[int]:
-    """Return for each row of a tree the rows that it sees, itself and its ancestors, as bits."""
+    """Return an integer for each row of a tree, whose bits are the rows that it sees: itself and its ancestors."""
     bits: list[int] = []
     for row, parent in enumerate(parents):
         bits.append((bits[parent] if parent >= 0 else 0) | 1 << row)

@@ -1,4 +1,4 @@
-"""Chooses how steps run on a GPU: in the fastest form whose results have the same bits as unrecorded steps."""
+"""Chooses how decoding steps run on a GPU: in the fastest form that gives the same bits as unrecorded steps."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ SAMPLED = Sampling(0.9, seed=1), Sampling(1.1, top_p=0.9, seed=2), Sampling(0.8,
 
 
 def find_step_form(target: Target) -> tuple[StepForm, str | None]:
-    """Let a target use the fastest step form with the bits of `eager`. Return (form, reason why no faster form works).
+    """Let a target use the fastest form of steps with the bits of `eager`. Return (form, why no faster one works).
 
     Raises MemoryError if there is no memory for the check; the target then uses the last form that passed the check.
     """
@@ -46,7 +46,7 @@ def find_step_form(target: Target) -> tuple[StepForm, str | None]:
 
 @torch.inference_mode()
 def _difference(target: Target, form: StepForm) -> str | None:
-    """Compare steps in a form with `eager` steps of the same rows. Return what differs, None if nothing does."""
+    """Compare steps in a form with `eager` steps of the same rows. Return a clause about a difference, or None."""
     cache, multiple = target.cache(LENGTHS[-1] + STATIC_ROWS[-1]), target.row_multiple
     try:
         expected = []
@@ -73,8 +73,8 @@ def _cases(cache: KVCache) -> list[tuple[int, int]]:
 
 
 def _parts(target: Target, cache: KVCache, rows: int, length: int) -> Sequence[torch.Tensor]:
-    """Return all outputs that decoding uses, for a tree of `rows` rows after `length` tokens, and for the same tokens
-    in a draft by two of the model's layers."""
+    """Run a step with a tree of `rows` rows after `length` tokens, and a draft of the same tokens by two of the model's
+    layers. Return all outputs that decoding uses."""
     cache.fill(torch.Generator().manual_seed(rows))  # an earlier check may have overwritten some tokens
     cache.assume(length)
     tokens = [(37 * row + length) % target.vocab_size for row in range(rows)]

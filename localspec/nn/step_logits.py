@@ -1,10 +1,10 @@
 """Logits and states of a recorded step, whose tensors have fixed shapes.
 
-Everything that decoding needs comes to main memory in one copy.
+Everything that decoding needs is copied to main memory at once.
 
-A pick is the argmax of scores plus noise of 64 bits (`Sampling`), and logarithms differ in their last bits between
-devices. So the device finds the few likely winners (contenders) in fp32. The CPU decides between the contenders, as it
-would between all ids. If the pick is still uncertain, it is None.
+The picked token is the argmax of scores plus noise of 64 bits (`Sampling`), and logarithms differ in their last bits
+between devices. So the device finds the few likely winners (contenders) in fp32. The CPU decides between the
+contenders, as it would between all ids. If the pick is still uncertain, it is None.
 """
 
 import math
@@ -29,7 +29,7 @@ CLOSE = 1e-3  # more than the fp32 errors of scores, noise and sums of chances; 
 
 @dataclass(frozen=True)
 class Contenders:
-    """The ids that may be the pick of each row, best first, each [rows, SHOWN], on a device or in main memory."""
+    """The ids of each row that may be picked by sampling, best first, [rows, SHOWN], on a device or in main memory."""
 
     ids: Any
     scores: Any  # at the temperature
@@ -37,7 +37,7 @@ class Contenders:
     noisy: Any  # scores with noise, in fp32; -inf for no candidate, NaN in rows that are not certain
 
     def pick(self, row: int, position: int, sampling: Sampling) -> int | None:
-        """Return the picked token of a row; None if that is uncertain and needs all logits."""
+        """Return the picked token of a row; None if that is uncertain, so that the caller must compare all logits."""
         noisy: npt.NDArray[np.float32] = self.noisy[row]
         columns = np.flatnonzero(noisy != -np.inf)
         if not len(columns) or not np.isfinite(noisy[columns]).all():
@@ -52,8 +52,8 @@ class Contenders:
         return int(ids[best])
 
     def candidates(self, row: int, count: int) -> list[Candidate] | None:
-        """Return the candidates of a row, as `choose_candidates` does; None if they are uncertain and need all
-        logits."""
+        """Return the tokens to propose for a row, as `choose_candidates` does; None if they are uncertain, so that the
+        caller must compare all logits."""
         noisy: npt.NDArray[np.float64] = self.noisy[row].astype(np.float64)
         best = np.flatnonzero(noisy != -np.inf)[:count]
         if not len(best) or not np.isfinite(noisy[best]).all():
@@ -70,7 +70,7 @@ def keys_of(positions: Sequence[int], sampling: Sampling) -> list[int]:
 def contenders(logits: torch.Tensor, keys: torch.Tensor, sampling: Sampling) -> Contenders:
     """Find the few ids that may be picked from logits [rows, vocab_size], without waiting for the device.
 
-    `keys` [rows] determine the noise of each row. Raises ValueError unless `findable(sampling)`.
+    `keys` [rows] determine the noise of each row. Raises ValueError if `findable(sampling)` is False.
     """
     if not findable(sampling):
         raise ValueError(sampling)
@@ -86,12 +86,12 @@ def contenders(logits: torch.Tensor, keys: torch.Tensor, sampling: Sampling) -> 
 
 
 def findable(sampling: Sampling) -> bool:
-    """Return whether `contenders` supports this sampling: a top-k that is off or less than NARROW."""
+    """Return whether `contenders` supports these settings: a top-k of less than NARROW, or 0 (off)."""
     return sampling.top_k < NARROW
 
 
 def narrows(sampling: Sampling) -> bool:
-    """Return whether top-k or top-p leave few ids. Otherwise all ids need noise, which takes many passes over a row."""
+    """Return whether top-k or top-p leaves only a few ids. Otherwise every id needs noise, which is slow."""
     return sampling.top_k > 0 or sampling.top_p < 1
 
 
@@ -124,7 +124,10 @@ def _of_the_likeliest(scores: torch.Tensor, keys: torch.Tensor, sampling: Sampli
 
 
 def _of_equals(values: torch.Tensor, before: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `before` at the first and last equal value: values 5 3 3 and `before` a b c give a b b and a c c."""
+    """For values in descending order, return `before` at the first and at the last of equal ones.
+
+    For example, values 5 3 3 and `before` a b c give a b b and a c c.
+    """
     places = torch.arange(values.shape[1], device=values.device).expand_as(values)
     ends = torch.ones_like(values, dtype=torch.bool)
     ends[:, :-1] = values[:, :-1] != values[:, 1:]
@@ -173,13 +176,13 @@ def summary(hidden: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
 
 
 class StepNumbers:
-    """The numbers of a step that are needed in main memory. The first access fetches all of them."""
+    """The numbers of a step that are needed in main memory. The first access to one of them fetches all."""
 
     def __init__(self, *tensors: torch.Tensor) -> None:
         self._waiting, self._here = list(tensors), list[npt.NDArray[Any]]()
 
     def add(self, *tensors: torch.Tensor) -> int:
-        """Request more tensors; return the index of the first."""
+        """Request more tensors for the next copy to main memory; return the index of the first."""
         first = len(self._here) + len(self._waiting)
         self._waiting += tensors
         return first
@@ -196,7 +199,7 @@ class StepNumbers:
 
 
 class StepHidden(TorchHidden):
-    """Hidden states of a step, on the device. Whether they are finite is known in main memory."""
+    """Hidden states of a step, on the device. Only the answer whether they are finite is fetched to main memory."""
 
     def __init__(self, rows: torch.Tensor, all_finite: Callable[[Sequence[int]], bool]) -> None:
         super().__init__(rows)
@@ -214,7 +217,7 @@ Find = Callable[[torch.Tensor, torch.Tensor, Sampling], Contenders]  # a functio
 
 
 class StepLogits(TorchLogits):
-    """Logits of a step. Picks are found on the device, for all rows at once if truncation leaves few ids."""
+    """Logits of a step. Picks are found on the device, for all rows at once if top-k or top-p leaves few ids."""
 
     def __init__(self, rows: torch.Tensor, numbers: StepNumbers, first: int = 0, find: Find = contenders) -> None:
         """Store the logits `rows[first:]`. `numbers` begin with the summary of `rows`. `find` is like `contenders`."""
@@ -230,8 +233,7 @@ class StepLogits(TorchLogits):
         return likeliest
 
     def picks(self, positions: Sequence[int], sampling: Sampling) -> Picks:
-        """Return the pick of each row. Picks that are requested before the first copy to main memory are part of the
-        copy."""
+        """Return the pick of each row. Picks that are requested early are part of the step's copy to main memory."""
         if sampling.greedy:
             return self.argmax()
         if not findable(sampling):
@@ -263,14 +265,14 @@ class StepLogits(TorchLogits):
         return complete if len(complete) == len(proposals) else super().candidates(positions, count, sampling)
 
     def _contenders(self, row: int, positions: Sequence[int], sampling: Sampling) -> tuple[Contenders, int]:
-        """Return the ids that may be picked in this row and others, in main memory, and the row's index there."""
+        """Return the ids that may be picked in some rows, in main memory, and the index of this row among them."""
         if (row, positions[row], sampling) not in self._indices:
             self._look([row], positions, sampling)
         first, index = self._indices[row, positions[row], sampling]
         return Contenders(*(self._numbers[first + part] for part in range(4))), index
 
     def _look(self, rows: Sequence[int], positions: Sequence[int], sampling: Sampling) -> None:
-        """Request the ids that may be picked in consecutive rows, to be fetched by the next copy to main memory."""
+        """Find the ids that may be picked in consecutive rows, and request them for the next copy to main memory."""
         if self._indices:  # a recorded search overwrites the result of the previous one
             self._numbers.bring()
         keys = uploaded(keys_of([positions[row] for row in rows], sampling), self.rows.device)

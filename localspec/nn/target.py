@@ -80,13 +80,13 @@ class Target:
         each: Callable[[nn.Module], None] = lambda layer: None,
         packed: Mapping[str, Any] | None = None,
     ) -> "Target":
-        """Read a model's directory, or the GGUF files of a registered model; the model states the default of `context`.
+        """Read a model's directory, or the GGUF files of a registered model. The model states the default of `context`.
 
-        `quantize` is `none`, int8, int4 or nf4, if the device supports it. `exact` selects the form whose rows never
-        depend on each other; `threshold` is as in `LLMInt8Linear`, for CUDA. `each` is called with every layer after it
-        is read. `packed` are weights that were packed earlier, to be used instead of the directory's. On the device
-        "meta" a model has only shapes. Raises LocalspecError for broken, missing or unsupported files, NotHere for a
-        model that is here only packed, and UsageMistake for a context that the model cannot hold.
+        `quantize` is `none`, int8, int4 or nf4, if the device supports it. With `exact`, rows never affect each other;
+        `threshold` is as in `LLMInt8Linear`, for CUDA. `each` is called with every layer after it is read. `packed` are
+        weights that were packed earlier, to be used instead of the directory's. On the device "meta" a model has only
+        shapes. Raises LocalspecError for broken, missing or unsupported files, NotHere for a model that is here only
+        packed, and UsageMistake for a context that the model cannot hold.
         """
         source = source_of(path)
         if not source.made_of and device != "meta":
@@ -163,18 +163,20 @@ class Target:
         return TensorOutput(self.head(hidden)[..., :rows, :], hidden[..., :rows, :], states)
 
     def aligned(self, tree: DraftTree, start: int) -> DraftTree:
-        """Return the first chain of a tree for recurrent layers, otherwise the tree. In the exact form, leave out nodes
-        whose bits would differ from plain decoding after `start` committed tokens."""
+        """Return the nodes of a tree that this model can verify. With recurrent layers, this is the tree's first chain.
+
+        The exact form leaves out nodes whose bits would differ from plain decoding after `start` committed tokens.
+        """
         tree = tree if self.branches else tree.first_chain()
         return tree.aligned(start, self.page) if self.exact else tree
 
     @property
     def step_form(self) -> StepForm:
-        """The form of steps: operation by operation, in static shapes, or by recordings of static shapes."""
+        """The way in which steps run: operation by operation, in static shapes, or as recordings of static shapes."""
         return self.compute.step_form
 
     def use_step_form(self, form: StepForm) -> None:
-        """Switch steps to `eager`, `static` or `captured` (CUDA graphs), also in drafters' models loaded later."""
+        """Choose how steps run: `eager`, `static` or `captured` (CUDA graphs), also in models that are loaded later."""
         self.compute.use_step_form(form)
 
     @property
@@ -194,7 +196,7 @@ class Target:
 
     @property
     def page(self) -> int:
-        """The number of slots that exact attention sums at once; 1 if unknown, so that `aligned` returns chains."""
+        """The number of slots that exact attention sums at once; 1 if unknown: `aligned` then returns only chains."""
         config = self.transformer.config
         fit = all(row_kernels.heads_fit(config.sizes_of(index).head_dim) for index in range(config.num_layers))
         return row_kernels.PAGE if fit and kernel_checks.trouble(torch.device(self.device)) is None else 1
@@ -236,7 +238,7 @@ class Target:
         torch.set_num_threads(count)
 
     def lend_core(self, lent: bool) -> None:
-        """Do nothing: torch's threads share each operation evenly, and none can rest in the middle."""
+        """Do nothing. Torch's threads share each operation evenly, so no thread can rest to leave its core free."""
 
     @property
     def vocab_size(self) -> int:

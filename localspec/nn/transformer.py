@@ -39,9 +39,9 @@ def layer_class(config: TransformerConfig) -> type[LlamaLayer]:
 class Transformer(nn.Module):
     """A transformer: embedding, layers, final norm, head. Weights have the names of `weight_map`; each is read once.
 
-    Weights are tensors, or `PackedWeight` for a `PackedLinear`. Computations and cache have the precision of the norms;
-    an embedding may have another. `lm_head_class` is the class of the head, by default as for other linear layers.
-    `each` is called with every layer after it is read, before the next one.
+    A weight is a tensor, or a `PackedWeight` for a `PackedLinear`. Computations and cache have the precision of the
+    norms; an embedding may have another. `lm_head_class` is the class of the head, by default `linear_class`. `each` is
+    called with every layer after it is read, before the next one.
     """
 
     def __init__(
@@ -143,9 +143,9 @@ class Transformer(nn.Module):
         [batch, n, committed + n], to say also which tokens of the text each row sees, and positions may be [batch, n].
         Without a cache gradients flow, for training.
 
-        `layers` selects the layers to run. `adapters` act in this forward only, by layer and by the name of the linear
-        layer. The keys of `inner` are layer numbers. `inner` receives the states [batch, n, hidden_size] before each of
-        these layers; the number of layers stands for the states after the final norm.
+        `layers` are the indices of the layers to run. `adapters` act in this forward only, by layer and by the name of
+        the linear layer. `inner` is filled: for each of its keys, a layer number, it receives the states before that
+        layer, [batch, n, hidden_size]. The number of layers, used as a key, means the states after the final norm.
         """
         x = (tokens if tokens.is_floating_point() else self.embed(tokens)).to(self.computes_in)
         computed = range(len(self.layers)) if layers is None else layers
@@ -184,7 +184,7 @@ class Transformer(nn.Module):
     def side_by_side(self, states: Mapping[int, torch.Tensor | None], places: Sequence[int]) -> torch.Tensor:
         """Return the states with the numbers `places`, joined along channels: [..., len(places) * hidden_size].
 
-        `states` are by number, like `inner` of `forward`. Raises LocalspecError for missing states.
+        `states` maps numbers to states, like `inner` of `forward`. Raises LocalspecError for missing states.
         """
         parts = [state for place in places if (state := states[place]) is not None]
         if len(parts) < len(places):

@@ -31,9 +31,9 @@ TYPES = {
 
 
 def read_stored(stored: StoredTensor, into: torch.Tensor) -> None:
-    """Fill a contiguous tensor, of any type and on any device. Blocks of GGUF files are dequantized.
+    """Read a stored tensor into the contiguous tensor `into`, which may have any type and device.
 
-    Raises LocalspecError if the file has changed since its header was read.
+    Blocks of GGUF files are dequantized. Raises LocalspecError if the file has changed since its header was read.
     """
     if (dtype := TYPES.get(stored.dtype)) is None:
         columns, whole = prod(stored.shape[1:]), into.view(-1)
@@ -88,11 +88,10 @@ def write_tensors(directory: Path, tensors: Iterable[tuple[str, torch.Tensor]]) 
 
 
 class Weights(LazyTensors):
-    """localspec's parameters by name. Each is built from tensors in files when it is accessed, and is not stored.
+    """A mapping from names to localspec's parameters. Each is built from files when it is accessed, and is not stored.
 
     So a model that is quantized while it is read is never in memory as a whole, and no other model is in memory twice.
-    `made_of` are the stored tensors of each parameter; they may be missing on torch's meta device, where nothing is
-    read.
+    `made_of` are the stored tensors of each parameter. On torch's meta device they may be missing.
     """
 
     def __init__(
@@ -120,9 +119,9 @@ class Weights(LazyTensors):
 
 @contextmanager
 def freed_at_once() -> Iterator[None]:
-    """Let glibc return freed memory to the system at once, as long as the context lasts.
+    """Make glibc return freed memory to the system at once, within this context.
 
-    Otherwise pieces that are read, and layers that are quantized one after another, leave holes.
+    Otherwise reading and quantizing layer after layer leaves unused gaps in memory.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

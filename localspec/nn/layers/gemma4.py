@@ -1,9 +1,8 @@
-"""The arithmetic that Gemma 4 adds to Gemma 3: layers differ from each other, and have inputs that depend on the token
-id.
+"""The arithmetic that Gemma 4 adds to Gemma 3: layers of different sizes, and additional inputs by token id.
 
 Values are normed, without weights. Some layers read the keys and values of an earlier layer. In some, a single
-projection makes both keys and values. After the MLP a layer adds a product with its own input for the token, and
-multiplies its states by a number.
+projection makes both keys and values. After the MLP, a layer adds a product with its additional input for the token,
+and multiplies its states by a number.
 """
 
 from collections.abc import Callable

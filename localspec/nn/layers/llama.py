@@ -1,7 +1,7 @@
 """A layer of Llama: attention and a gated MLP, each preceded by a norm and added to its input.
 
-Most families use it and differ by a switch: norms of queries and keys (Qwen3), norms of the outputs of attention and
-MLP (Gemma 3), a factor of the outputs (Granite).
+Most families use this layer with small changes, chosen by their config: norms of queries and keys (Qwen3), norms of the
+outputs of attention and MLP (Gemma 3), a factor of the outputs (Granite).
 """
 
 from collections.abc import Mapping
@@ -55,8 +55,8 @@ NO_ADAPTERS: LayerAdapters = {}
 class LayerRows(NamedTuple):
     """The inputs of a layer in addition to the states of the rows.
 
-    Llama does not use `own_input` [batch, n, channels], the layer's additional input for each token, and `read`, the
-    keys and values of earlier layers.
+    Only some families use `read`, the keys and values of earlier layers, and `own_input` [batch, n, channels], an
+    additional input for each token.
     """
 
     position_embeddings: PositionEmbeddings
@@ -68,7 +68,7 @@ class LayerRows(NamedTuple):
 
 
 class LlamaLayer(nn.Module):
-    """A layer of Llama, with the weights of `weight_map`."""
+    """A layer of Llama. Its weights have the names of `weight_map`."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class LlamaLayer(nn.Module):
         self.experts = Experts(sizes, gate_up, down, self.gate, exact)
 
     def read_more(self) -> None:
-        """Read the weights that a Llama layer does not have. Layers of other families override this."""
+        """Do nothing. Layers of other families override this, to read weights that a Llama layer does not have."""
 
     def linear(self, name: str) -> Linear | QuantizedLinear:
         """Return one of the layer's linear layers."""
@@ -154,7 +154,7 @@ class LlamaLayer(nn.Module):
         return output
 
     def mixture(self, h: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """Return the output of the experts for states x [batch, n, hidden_size]; h are the states after the norm."""
+        """Return the output of the experts. x [batch, n, hidden_size] are the states, and h is x after the norm."""
         output: torch.Tensor
         if self.config.experts is None or not self.config.experts.norms:
             output = self.experts(h, self.router(h))
@@ -192,7 +192,7 @@ class LlamaLayer(nn.Module):
         return projected.view(*projected.shape[:2], projected.shape[-1] // head_dim, head_dim)  # there may be no rows
 
     def normed(self, qk: torch.Tensor) -> torch.Tensor:
-        """Return queries and keys after their norms, if the family has these."""
+        """Return queries and keys after the norms that the family applies to them, if it has such norms."""
         heads = self.config.num_heads
         parts = ((qk[:, :, :heads], self.q_norm), (qk[:, :, heads:], self.k_norm))
         normed = [norm(part, weight, self.config) for part, weight in parts if weight is not None]
@@ -212,7 +212,7 @@ class LlamaLayer(nn.Module):
         return cached_k[None], cached_v[None]
 
     def grouped(self, q: torch.Tensor) -> torch.Tensor:
-        """Return queries [batch, key heads, heads per key head * n, head_dim], so that keys need no copies."""
+        """Return queries as [batch, key heads, heads per key head * n, head_dim]. Shared keys then need no copies."""
         batch, n, heads, head_dim = q.shape
         kv_heads, group = self.sizes.num_kv_heads, heads // self.sizes.num_kv_heads
         by_head = q.view(batch, n, kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
