@@ -1,4 +1,4 @@
-"""The transformer of all supported families: the settings in which families differ, and the parameters.
+"""Describes a transformer of any supported family: the settings in which families differ, and its parameters.
 
 `weight_map` names the Hugging Face tensors that make up each of localspec's parameters, and `gguf_map` those of a GGUF
 file. `post_attention_layernorm` always precedes the MLP.
@@ -167,7 +167,7 @@ def _count(config: TransformerConfig) -> int:
 def named_parts(
     rows: Mapping[str, list[int]], names: Names, prefix: str, experts: int = 0
 ) -> dict[str, list[tuple[str, int]]]:
-    """Return (name, number of rows) of the tensors that make up each parameter, by parameter.
+    """Return [(tensor's name, number of rows)] for each parameter: the tensors in a file that make it up.
 
     `rows` is from `parameter_rows`. `names` are the tensors' names after the layer's `prefix`. Braces stand for the
     layer's number in the prefix, and for the number of one of the `experts` in a name.
@@ -190,7 +190,7 @@ def named_parts(
 
 
 def parameter_rows(config: TransformerConfig) -> dict[str, list[int]]:
-    """Return how many rows each matrix stacked in a parameter has: queries, keys and values in `qkv_proj`."""
+    """Return the number of rows of each matrix in each parameter. `qkv_proj`, for example, stacks three matrices."""
     hidden, (width, tokens) = config.hidden_size, config.per_layer_inputs
     parts: dict[str, list[int]] = {"embed_tokens": [config.vocab_size]}
     if width:
@@ -285,7 +285,7 @@ BEFORE = ("embedding_norm", "state_norm", "fc.weight")  # our parameters that ar
 
 
 def ahead_config(target: TransformerConfig) -> TransformerConfig:
-    """Return the target's config for its MTP layer, which drafts and attends to the whole text."""
+    """Return the config of the target's MTP layer: an attention layer like the target's, which sees the whole text."""
     return replace(target, vocab_size=0, tied=True, sliding_windows=(None,), delta=None)
 
 

@@ -50,7 +50,7 @@ PAIRS: Mapping[str, Change] = {"attn_q": "pairs", "attn_k": "pairs"}  # since ll
 
 @dataclass(frozen=True)
 class GgufFile:
-    """A GGUF file as a family reads it. Keys do not have the prefix of the architecture.
+    """A view of a GGUF file for the code of a family. Metadata keys do not have the prefix of the architecture.
 
     `number` returns a number, and `by_layer` a number per layer; both return None for a missing key. `number` raises
     ValueError for an array of different numbers. `factors` returns the numbers of a small tensor.
@@ -64,11 +64,10 @@ class GgufFile:
 
 @dataclass(frozen=True)
 class LayerSizes:
-    """The sizes of one layer in channels, if the layers of a model differ.
+    """The sizes of one layer in channels, for models whose layers differ.
 
-    `keys_of` is the layer that provides the keys and values, an earlier layer or a layer of another model
-    (`TransformerConfig.borrows`); None if the layer has its own. With `keys_are_values`, keys and values share a
-    projection.
+    `keys_of` is the layer whose keys and values this one reads: an earlier one, or one of another model
+    (`TransformerConfig.borrows`). None: the layer has its own. With `keys_are_values`, both are one projection.
     """
 
     num_kv_heads: int
@@ -85,12 +84,12 @@ class LayerSizes:
 
 @dataclass(frozen=True)
 class Gguf:
-    """A family in GGUF: its `general.architecture`, and how its files differ from the Hugging Face layout.
+    """The GGUF files of a family: their `general.architecture`, and how they differ from the Hugging Face layout.
 
-    `config` receives the config.json that follows from the metadata shared by all families, and returns entries to add
-    or replace. `keys` are the metadata that only this family reads, with a check of each. `left_to_config` are metadata
-    of many families that, in this family, only `config` reads. `changes` has the change of a tensor by its name,
-    without the prefix of its layer and without `.weight` or `.bias`.
+    Metadata that all families share become a config.json. `config` receives it, and returns entries to add or replace.
+    `keys` are the metadata that only this family reads, with a check of each. `left_to_config` are shared metadata
+    that, in this family, only `config` reads. `changes` says how a tensor is changed, by the tensor's name without the
+    prefix of its layer and without `.weight` or `.bias`.
     """
 
     architecture: str
@@ -105,7 +104,7 @@ class Gguf:
 
 @dataclass(frozen=True)
 class Sampled:
-    """The sampling settings for models whose files have none.
+    """The recommended sampling of models whose files do not state it.
 
     `answering` is (temperature, top_p, top_k) for answers without thinking, if their settings differ.
     """
@@ -124,9 +123,9 @@ class Family:
 
     `read` receives a config.json with the defaults filled in. It returns the fields of ModelConfig that this family
     states in another way than Llama. It raises ValueError for impossible values; the message is a clause. `arithmetic`
-    are the fields of TransformerConfig in which the family always differs from Llama. `classes` are the Hugging Face
-    classes that a config.json names, with the model_type of each. `nearest` maps the beginning of a refused class's
-    name to the registered model to suggest.
+    are the fields of TransformerConfig in which the family always differs from Llama. `classes` maps the Hugging Face
+    classes that a config.json may name to their model_type. `nearest` maps the beginning of an unsupported class's name
+    to the registered model to suggest instead.
     """
 
     model_type: str
@@ -153,7 +152,7 @@ MOST_POSITIONS = 2**31  # limit of the library
 
 
 class NotComputed(ValueError):
-    """An error: the model has a property (`has`) that its family allows and localspec does not compute."""
+    """An error: localspec supports the model's family, but does not compute a property that this model has (`has`)."""
 
     def __init__(self, has: str) -> None:
         super().__init__(f"{has}, which localspec does not compute")
@@ -181,7 +180,7 @@ def by_pattern(layers: int, every: int, others: str = "sliding_attention") -> tu
 
 
 def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rotation of positions in a config.json, with the keys of older or newer files."""
+    """Return the settings of rotary positions in a config.json, in which older and newer files use different keys."""
     scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(scaling, dict) or any(isinstance(value, dict) for value in scaling.values()):
         raise ValueError("the rope_parameters differ by layer, which localspec does not compute for this family")
@@ -208,7 +207,7 @@ def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
 def two_rotations(
     config: Mapping[str, Any], whole_default: Mapping[str, Any], local_default: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return two rotations, for layers without a window and for layers with a window, as in Gemma 3 and 4."""
+    """Return the settings of two rotary embeddings: for layers without and with a window, as in Gemma 3 and 4."""
     if "sliding_attention" in config["layer_types"]:
         check(config, "sliding_window", positive)
     rotations, scaling = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
@@ -237,7 +236,7 @@ LINEAR = "linear_attention"  # the name of such a layer in config.json
 
 @dataclass(frozen=True)
 class DeltaNet:
-    """The sizes of a model's recurrent layers, in channels. `layers` says which layers these are."""
+    """The sizes of a model's recurrent layers (Gated DeltaNet), in channels. `layers` says which are recurrent."""
 
     layers: tuple[bool, ...]
     key_heads: int
@@ -264,8 +263,7 @@ class DeltaNet:
 
     @property
     def read(self) -> int:
-        """The count of numbers that the update of a layer's state reads for a token: `channels`, and a strength and a
-        decay per value head."""
+        """How many numbers per token update a layer's state: `channels`, and a strength and a decay per value head."""
         return self.channels + 2 * self.value_heads
 
     @property
@@ -329,9 +327,9 @@ def read_experts(config: Mapping[str, Any], count: str, used: str, size: str, no
 
 
 def from_gguf(file: GgufFile, count: str, used: str, size: str) -> dict[str, Any]:
-    """Return config.json's keys for experts (`count`, those `used`, their `size`) with the values from a GGUF file.
+    """Return the entries of a config.json for a mixture of experts, with values from a GGUF file.
 
-    Raises ValueError if a size is missing, or if more experts are used than there are.
+    `count`, `used` and `size` are their names. Raises ValueError for a missing size, or if more are used than exist.
     """
     values = {key: file.number(key) for key in KEYS_IN_GGUF}
     if missing := next((key for key, value in values.items() if value is None), None):

@@ -163,7 +163,7 @@ def _experts_from_gguf(file: GgufFile) -> dict[str, Any]:
 
 
 def _proportional(theta: float, file: GgufFile) -> dict[str, Any]:
-    """Return the `rope_parameters` of layers without a window, from the divisors in `rope_freqs.weight`."""
+    """Return the `rope_parameters` of layers without a window, from the divisors in the tensor `rope_freqs.weight`."""
     factors = file.factors("rope_freqs.weight") if "rope_freqs.weight" in file.shapes else [1.0]
     rotated = [factor for factor in factors if factor < _UNROTATED]
     unrotated = factors[len(rotated) :]

@@ -38,9 +38,9 @@ def read_generation_config(path: Path) -> Mapping[str, Any]:
 
 
 def generation_config(content: bytes, file: Path) -> Mapping[str, Any]:
-    """Return the content of a generation_config.json; `file` is its name in errors.
+    """Parse the content of a generation_config.json; `file` is its name in errors.
 
-    Values with which no model can be sampled are listed under the key LEFT_OUT instead. Raises the errors of
+    Values with which no model can be sampled are left out, and listed under the key LEFT_OUT. Raises the errors of
     `read_generation_config`.
     """
     try:
@@ -84,8 +84,8 @@ _UNKNOWN = DefaultSampling(0.7, 0.9, source=DEFAULT)
 def default_sampling(generation: Mapping[str, Any], name: str = "", think: bool | None = None) -> DefaultSampling:
     """Return the default sampling: from the generation_config.json, else from the family, else localspec's own.
 
-    `name` may name the family. If `think` is False, the family's values for answers without thinking are used. A
-    temperature counts even without `do_sample`, as in llama.cpp; `do_sample: false` is greedy.
+    `name` is the model's name, which may show its family. If `think` is False, the family's values for answers without
+    thinking are used. A temperature counts even without `do_sample`, as in llama.cpp; `do_sample: false` is greedy.
     """
     samples = generation.get("do_sample")
     values = {key: value for key in ("top_p", "top_k", "min_p") if (value := generation.get(key)) is not None}

@@ -161,7 +161,8 @@ _NEUTRAL: Mapping[str, Any] = {  # if a family has no other value
 
 
 def with_defaults(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the config of the language model in a config.json, with the family's defaults, under localspec's keys."""
+    """Return the config of the language model in a config.json, under localspec's keys. Defaults are filled in for
+    families whose files leave out sizes."""
     config = text_config(content)
     if (family := FAMILIES.get(str(config.get("model_type")))) is None:
         return config
@@ -174,7 +175,7 @@ def _texts(value: object, count: int) -> bool:
 
 
 def not_computed(error: NotComputed, where: object, architecture: str | None) -> LocalspecError:
-    """Return the error for a refused model of a supported family, in a directory or repository."""
+    """Return the error for a model, in the directory or repository `where`, that localspec does not compute."""
     return LocalspecError(f"The model in {where} has {error}; {nearest_model(architecture)}")
 
 

@@ -1,4 +1,4 @@
-"""The frequencies by which positions are rotated, for every kind of scaling in the supported families.
+"""The frequencies of rotary position embeddings, for every kind of scaling in the supported families.
 
 Each frequency is computed step by step in fp32 as in the Hugging Face code. Only the power of the base is rounded from
 double precision, so that the frequency is the same on every machine.
@@ -107,7 +107,7 @@ def _default(config: ModelConfig, parameters: Mapping[str, Any], context: int) -
 
 
 def _proportional(config: ModelConfig, parameters: Mapping[str, Any], context: int) -> tuple[_Frequencies, float]:
-    """Return Gemma 4's frequencies: the slower frequencies of a head are zero, and the others are unchanged."""
+    """Return Gemma 4's frequencies: the slower ones of a head are zero, and the others are divided by a factor."""
     half, share = config.head_dim // 2, parameters.get("partial_rotary_factor", 1.0)
     rotated = np.arange(half) < int(share * config.head_dim // 2)
     inv_freq = np.reciprocal(_powers(parameters["rope_theta"], config.head_dim)) / np.float32(
@@ -176,8 +176,7 @@ def _longrope(config: ModelConfig, parameters: Mapping[str, Any], context: int) 
 
 
 def _llama3(config: ModelConfig, parameters: Mapping[str, Any], context: int) -> tuple[_Frequencies, float]:
-    """Return frequencies of Llama 3.1: wavelengths above a part of the original context are stretched, short ones
-    are not."""
+    """Return frequencies of Llama 3.1: long wavelengths are stretched, short ones are not, and a ramp joins both."""
     inv_freq = np.reciprocal(_powers(parameters["rope_theta"], _rotary_dim(config, parameters)))
     original = _original(parameters)
     factor, low, high = (parameters[name] for name in ("factor", "low_freq_factor", "high_freq_factor"))

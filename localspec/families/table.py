@@ -37,20 +37,23 @@ ANY = "qwen3-4b"  # the nearest model if none of these matches
 
 
 def _inside(kind: str) -> dict[str, str]:
-    """Return the language models that a model of this type may contain: model type -> class, the usual one first."""
+    """Return {model type: class} of the language models that a model of this type may contain, the usual one first.
+
+    A model that also reads pictures contains a language model, for example.
+    """
     of_type = [family for family in FAMILIES.values() if kind in family.classes.values() and kind != family.model_type]
     others = [family for family in FAMILIES.values() if kind in family.inside]
     return {family.model_type: next(iter(family.classes)) for family in (*of_type, *others)}
 
 
 def supported(refused: str | None) -> str:
-    """Return the end of a sentence that refuses an architecture: the supported architectures, and the nearest model."""
+    """Return the end of a message that refuses an architecture: the supported architectures, and the nearest model."""
     names = dict.fromkeys(re.sub("For(CausalLM|ConditionalGeneration)$", "", name) for name in ARCHITECTURES)
     return f"localspec supports {', '.join(names)}; {nearest_model(refused)}"
 
 
 def nearest_model(refused: str | None) -> str:
-    """Return the end of a sentence that refuses an architecture: the nearest registered model, and how to pull it."""
+    """Return the end of a message that refuses an architecture: the nearest registered model, and how to pull it."""
     nearest = next((model for name, model in _NEAREST.items() if (refused or "").startswith(name)), ANY)
     return f"the nearest supported model is {nearest}: `localspec pull {nearest}` fetches it."
 
