@@ -58,7 +58,7 @@ TARGETS = {
 
 
 def this_machine() -> str:
-    """Return this machine's name in TARGETS, or the name of an unsupported platform."""
+    """Return the platform of this machine, such as linux-x86_64. If it is unsupported, TARGETS lacks it."""
     system = {"Darwin": "macos", "Windows": "windows", "Linux": "linux"}.get(platform.system(), platform.system())
     if system == "linux" and platform.libc_ver()[0] != "glibc":
         system = "linux without glibc"
@@ -66,7 +66,7 @@ def this_machine() -> str:
 
 
 def wanted_target() -> Platform | None:
-    """Return the target of BUILD_NATIVE_FOR, or this machine; None if no library is wanted."""
+    """Return the platform in BUILD_NATIVE_FOR, by default this machine's; None to build no library."""
     name = os.environ.get("BUILD_NATIVE_FOR", "")
     if not name:
         return TARGETS.get(this_machine())
@@ -78,7 +78,7 @@ def wanted_target() -> Platform | None:
 
 
 def why_none() -> str:
-    """Return the reason why `wanted_target` returns None."""
+    """Return the reason why no library is built, if `wanted_target` returned None."""
     if os.environ.get("BUILD_NATIVE_FOR") == "none":
         return "BUILD_NATIVE_FOR is none, which asks for no library."
     return f"the library is not made for {this_machine()}, only for {', '.join(TARGETS)}."
@@ -133,9 +133,9 @@ def replace(part: Path, file: Path) -> None:
 
 
 def compiled(source: Path, using: Compiler, folder: Path, headers: str, kernels: str = "") -> Path:
-    """Return the object file of a source, or of the source's `kernels` for an instruction set.
+    """Compile a source, or the source's `kernels` for an instruction set. Return the object file.
 
-    Compile with `using`, unless `folder` has an object file of the same text, headers, flags and compiler.
+    An object file in `folder` is used again if it is of the same text, headers, flags and compiler.
     """
     flags = (*COMPILE, f"-DLS_KERNELS_{kernels}") if kernels else COMPILE
     name = f"{source.stem}_{kernels.lower()}" if kernels else source.stem
@@ -152,7 +152,7 @@ def compiled(source: Path, using: Compiler, folder: Path, headers: str, kernels:
 
 
 def build(target: Platform, output: Path | None = None, objects: Path = OBJECTS) -> Path:
-    """Return the library for `target`, at `output` or next to this file. If it is up to date, do nothing.
+    """Build the library for `target`, unless it is up to date. Return its path: `output`, by default next to this file.
 
     Raises BuildFailed with a sentence and the compiler's output.
     """

@@ -66,7 +66,7 @@ class NativeCache:
     def truncate(self, length: int) -> None:
         """Discard everything after the first `length` tokens.
 
-        With recurrent layers, cut to `reachable(length)`, which may be shorter.
+        With recurrent layers, more may be discarded: everything after the first `reachable(length)` tokens.
         """
         assert 0 <= length <= self._length
         if length < self._length:
@@ -74,7 +74,7 @@ class NativeCache:
             self._length = self._library.ls_cache_length(self.handle)
 
     def reachable(self, length: int) -> int:
-        """Return the length that `truncate(length)` would leave: `length`, or less with recurrent layers."""
+        """Return how many tokens `truncate(length)` would keep: `length`, or fewer with recurrent layers."""
         return int(self._library.ls_cache_reachable(self.handle, length))
 
     def copy(self, length: int, slots: int) -> "NativeCache":
@@ -83,10 +83,10 @@ class NativeCache:
         return other
 
     def take(self, other: "NativeCache") -> bool:
-        """Return False and copy nothing: the caller can continue with the cache `other` itself."""
+        """Return False: nothing was copied. On a CPU, the caller uses the cache `other` itself."""
         return False
 
     def assume(self, length: int) -> None:
-        """Count the first `length` slots as committed, to measure without a text. Unwritten slots hold zeros."""
+        """Count the first `length` slots as committed tokens, for measurements without text. Unused slots are zero."""
         self.truncate(min(length, self._length))
         self.keep(range(length - self._length))

@@ -36,7 +36,7 @@ class NativeCompute:
     def stored(
         self, file: Path, tensors: Mapping[str, Array], of: str, reporter: Reporter | None = None
     ) -> Mapping[str, Array]:
-        """Return the tensors of a drafter's file. If the model is packed, large matrices come from a packed file."""
+        """Return the tensors of a drafter's file. If matrices are packed in int8, large ones are from a packed file."""
         if self._format != "int8":
             return tensors
         return packed_tensors(file, tensors, of, INT8_GROUP, self.target.threads.count, reporter or Reporter())

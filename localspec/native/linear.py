@@ -68,7 +68,7 @@ class NativeHeads:
         head: NativeLinear | None,
         change: tuple[Sequence[NativeLinear], Sequence[NativeLinear]],
     ) -> None:
-        """Take the layers of a `HeadWeights`: `blocks` [blocks][heads]; other sequences have a layer per head, or none.
+        """Take the layers of draft heads. `blocks` are [block][head]; others have a layer per head, or are empty.
 
         `change` is (down layers, up layers). `head` is the vocabulary matrix of all heads; None: the model's head.
         """

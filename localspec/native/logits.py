@@ -18,7 +18,7 @@ from localspec.machine.library import address, check, int32, library
 class NativeLogits(NumpyLogits):
     """Logits [rows, vocab_size], as `Logits` describes them, and each row's `likeliest` token if the forward found it.
 
-    The logits of a `ShortHead` have columns only for some `tokens` of the `vocab_size` tokens.
+    A `ShortHead` gives columns only for `tokens`, a part of the `vocab_size` tokens.
     """
 
     def __init__(
@@ -28,8 +28,7 @@ class NativeLogits(NumpyLogits):
         tokens: npt.NDArray[np.int32] | None = None,
         vocab_size: int = 0,
     ) -> None:
-        """Store rows, which must be contiguous. If `likeliest` is None, `argmax` computes it; -1 marks a row with
-        NaN."""
+        """Store contiguous rows. `likeliest` has each row's likeliest token, or -1 for NaN; None: not known yet."""
         super().__init__(rows)
         self._likeliest, self._start = likeliest, int(self.rows.ctypes.data)
         self._tokens, self._vocab_size = tokens, vocab_size
@@ -96,7 +95,7 @@ class NativeLogits(NumpyLogits):
         return self._by_token(chances, 0.0)
 
     def _by_token(self, numbers: npt.NDArray[Any], missing: float) -> npt.NDArray[Any]:
-        """Turn numbers by column into numbers by token of the whole vocabulary, with `missing` for other tokens."""
+        """Arrange numbers by column as numbers by token. Tokens without a column get the number `missing`."""
         if self._tokens is None:
             return numbers
         whole = np.full((*numbers.shape[:-1], self._vocab_size), missing, numbers.dtype)

@@ -159,7 +159,7 @@ class NativeModel:
         return layer
 
     def _router_norm(self, prefix: str) -> int | None:
-        """Return the address of the norm before a router, divided by √hidden_size; None if there is no norm."""
+        """Return the address of the weights of a router's norm, divided by √hidden_size; None without a norm."""
         if (norm := self._vector(prefix + "router_norm", self.sizes.hidden_size)) is None:
             return None
         self._arrays.append(norm * np.float32(self.sizes.hidden_size**-0.5))
@@ -313,10 +313,10 @@ class NativeModel:
         return self._run(request, len(rows), cache)
 
     def read_borrowed(self, inputs: Floats, cache: TokenCache, position: int) -> Floats:
-        """Read inputs [rows, hidden_size], each as the token at this position after the text in another model's cache.
+        """Read inputs [rows, hidden_size] with keys and values in another model's cache. Rows do not see each other.
 
-        Return states after the final norm [rows, hidden_size]. Raises LocalspecError for a cache without the layers
-        that this model reads.
+        Each row is the token at `position`, after the cached text. Return states after the final norm [rows,
+        hidden_size]. Raises LocalspecError for a cache without the layers that this model reads.
         """
         assert isinstance(cache, NativeCache)
         rows = self._rows(inputs)
@@ -348,8 +348,8 @@ class NativeModel:
         return logits
 
     def head_rows(self, ids: Sequence[int]) -> NativeLinear:
-        """Return the part of the head for the logits of these tokens, in the head's packing, or in int8 if the head
-        is in blocks."""
+        """Return the part of the head for the logits of these tokens, in the head's packing. From a head in blocks,
+        make blocks of the type HEAD_BLOCKS, or int8 if the width does not allow blocks."""
         head: PackedMatrix | BlockStack = self.weights["lm_head.weight"]
         rows = head.rows(ids) * np.float32(self.sizes.logit_scale)
         part: PackedMatrix | BlockStack
@@ -390,7 +390,7 @@ def _table_format(table: Any) -> str:
 
 
 def as_fine(scale: float, table: Any) -> float:
-    """Return the factor `scale` of a table's rows, rounded to the precision of these rows."""
+    """Return the factor `scale` of a table's rows, rounded to bf16 unless the table is in fp32."""
     if _table_format(table) == "fp32":
         return scale
     bits = int(np.array(scale, np.float32).view(np.uint32))

@@ -32,7 +32,7 @@ _READ = ("correction.out.weight", "embedding")
 
 
 class StoredMatrix(NDArrayOperatorsMixin):
-    """A weight [out, in], or a stack [n, out, in], packed on disk. numpy sees the original numbers."""
+    """A weight [out, in], or a stack [n, out, in], packed on disk. As a numpy array it has the original numbers."""
 
     def __init__(self, read: Callable[[], Floats], packed: list[PackedMatrix], interleaved: bool) -> None:
         self._read, self.packed, self.interleaved = read, packed, interleaved
@@ -66,10 +66,10 @@ def packed_tensors(
 ) -> Mapping[str, Array]:
     """Return a drafter's `tensors`, packed on disk in int8 if that pays, with a scale for each `group` inputs.
 
-    The packed file is made once. `of` is the revision of the drafter's target: the file is deleted with the target's
-    packed forms. If there is no room or permission to write, a notice says so, and the tensors are packed at each load.
-    A packed file that is damaged or has other tensors is made again, with a notice. Raises LocalspecError for weights
-    that are NaN or inf.
+    The packed file is made once. Its name begins with `of`, the revision of the drafter's target, so that it is deleted
+    with the target's packed files. If there is no room or permission to write, a notice says so, and the tensors are
+    packed at each load. A packed file that is damaged or has other tensors is made again, with a notice. Raises
+    LocalspecError for weights that are NaN or inf.
     """
     large = _large(file)
     if sum(prod(parts[0].shape) * len(parts) for parts in large.values()) < MATTERS:

@@ -1,5 +1,5 @@
-"""The head of a draft model, with logits only of some tokens: the first ids, tokens that end a reply, and tokens that
-the model has read."""
+"""A smaller head for draft models, which gives logits only for some tokens: the first ids, tokens that end a reply, and
+tokens that the model has read."""
 
 from collections.abc import Collection, Iterable, Sequence
 
@@ -16,11 +16,11 @@ _PIECE = 256 * BLOCK_PANEL  # rows read at a time
 
 
 class ShortHead:
-    """A matrix with the rows of a whole head for some tokens, in GGUF blocks of the type HEAD_BLOCKS.
+    """A matrix with some tokens' rows of a model's head, in GGUF blocks of the type HEAD_BLOCKS.
 
-    The last READ_TOKENS rows are for tokens that the model reads, so that the words of a prompt can be drafted in any
-    language. If all these rows are in use, the tokens that were added first are replaced. A missing token ends a draft
-    and changes no text.
+    The last READ_TOKENS rows are for tokens that the model reads, so that it can draft the words of a prompt in any
+    language. When all these rows are in use, the tokens that were added first are replaced. A token without a row ends
+    a draft, and changes no text.
     """
 
     def __init__(self, rows_of: RowsOf, inputs: int, vocab_size: int, ends: Collection[int]) -> None:
@@ -41,7 +41,7 @@ class ShortHead:
 
     @property
     def stack(self) -> BlockStack:
-        """The matrix as a stack, which is how a model takes its head."""
+        """The matrix as a `BlockStack`, the form in which a model takes its head."""
         return BlockStack((self.matrix,))
 
     def add(self, tokens: Iterable[int]) -> None:
@@ -71,7 +71,7 @@ class ShortHead:
         self._tokens = row_tokens[:used]  # a new array: earlier logits keep the old one
 
     def logits(self, rows: Floats, likeliest: Sequence[int]) -> NativeLogits:
-        """Turn logits [n, rows of the matrix] into logits of tokens.
+        """Assign the columns of logits [n, rows of the matrix] to tokens.
 
         `likeliest` is the column of each row's largest logit.
         """

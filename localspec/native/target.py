@@ -128,7 +128,7 @@ class NativeTarget:
         return ForwardOutput(logits, NumpyHidden(np.concatenate([row[1] for row in rows])))
 
     def aligned(self, tree: DraftTree, start: int) -> DraftTree:
-        """Return the part of a tree that is bit-identical to plain decoding: all, or a chain for recurrent layers."""
+        """Return the nodes of a tree that get the bits of plain decoding: all, or one chain for recurrent layers."""
         return tree if self.branches else tree.first_chain()
 
     @property

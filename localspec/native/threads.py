@@ -27,7 +27,7 @@ class Threads:
             self._pool, self.count = _Pool(count), count
 
     def lend(self, lent: bool) -> None:
-        """Let one of several threads rest while `lent`, to free a core. This begins with the pool's next task.
+        """Let one thread rest while `lent`, so that other work can use its core. This begins with the pool's next task.
 
         Any thread may call this.
         """
