@@ -21,7 +21,7 @@ FILE = Path(__file__).parent.parent / "native" / f"localspec_native{SUFFIX}"
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """Return the library, set to the instructions of LOCALSPEC_ISA, or the best of this CPU; None if it is missing.
+    """Return the library, set to the instructions in LOCALSPEC_ISA or the CPU's best; None if it is missing or damaged.
 
     Raises UsageMistake for instructions that are unknown, or that this CPU does not have.
     """
@@ -43,7 +43,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def _is_cut_short(file: Path) -> bool:
-    """Return whether an ELF file lacks its end, the table of its sections.
+    """Return whether the end of an ELF file is missing. The end has the table of the file's sections.
 
     Linux would load such a file, and the process would crash.
     """

@@ -77,7 +77,7 @@ def limit_cores(count: int | None, shown: str = "") -> None:
 def physical_cores() -> int:
     """Return the number of cores that this process may use.
 
-    Two threads of one core share its arithmetic and count once.
+    Two hardware threads of one core share its arithmetic, so they count once.
     """
     return min(_Allowed.cores or _cores_here(), _cores_here())
 
@@ -89,7 +89,7 @@ def _cores_here() -> int:
 
 @cache
 def _allowed_cores() -> int:
-    """Return the number of cores whose processors this process may run on, ignoring a container's CPU quota."""
+    """Return the number of cores that this process may run on. A container's CPU quota is ignored."""
     return min(psutil.cpu_count(logical=False) or _processors(), _processors())
 
 
@@ -114,9 +114,9 @@ def _quota() -> int:
 
 
 class IdleCores:
-    """A count of the cores that other programs left idle since the previous count.
+    """A count of the cores that other programs left idle since the previous count. Call the object to count.
 
-    A call within `least` seconds after a count returns the result of that count.
+    A call within `least` seconds after a count returns the same count.
     """
 
     def __init__(self, least: float = 0.05) -> None:  # the kernel counts in hundredths of a second
@@ -139,30 +139,29 @@ class IdleCores:
         return self._idle
 
     def hold(self) -> None:
-        """Count the idle cores now, and let every call return this count until the next `hold`."""
+        """Count the idle cores now. Until the next `hold`, every call returns this count."""
         self._frozen = False
         self()
         self._frozen = True
 
     @staticmethod
     def _read() -> tuple[float, float, float]:
-        """Return (seconds, busy seconds of the processors that this process may run on, busy seconds of
-        this process)."""
+        """Return times in seconds: a clock, all work on this process's processors, and this process's work."""
         times = psutil.Process().cpu_times()
         return time.monotonic(), _busy_seconds(), times.user + times.system
 
 
 def slowdown() -> float:
-    """Return the time that this process's work takes now, relative to an idle machine; at least 1.
+    """Estimate how many times longer this process's work takes now than on an idle machine; at least 1.
 
-    It is estimated from the system's load of the last minute, as if all running programs shared the cores equally.
+    The estimate is from the system's load of the last minute, as if all running programs shared the cores equally.
     """
     load: float = psutil.getloadavg()[0]
     return 1 + max(load - OWN_LOAD, 0.0) / physical_cores()
 
 
 class OthersLoad:
-    """The average number of this process's cores that other programs used since this object was made."""
+    """The average number of this process's cores that other programs used since the object was made."""
 
     def __init__(self) -> None:
         self._began = IdleCores._read()
@@ -252,7 +251,8 @@ def memory_bandwidth(device: str = "cpu") -> float:
 
 
 def _read_of_memory(size: int) -> Callable[[], float]:
-    """Return a function that reads `size` bytes of main memory and returns the seconds; numpy uses only one core."""
+    """Return a function that reads `size` bytes of main memory and returns the seconds. Without the compiled library,
+    numpy reads with one core."""
     import numpy as np
 
     buffer = np.ones(size // 8, np.uint64)  # ones, because untouched pages are not read from memory
@@ -273,7 +273,7 @@ _LONGEST = 0.5  # seconds of a measurement
 
 
 def disk_bandwidth(file: Path) -> float | None:
-    """Measure reads at random places of a file, as of experts on disk. Return bytes per second; None if impossible.
+    """Measure the bytes per second of reads at random places of a file, like those of experts; None if impossible.
 
     A read is about as long as the matrix of an expert. The reads follow one another, and bypass the page cache, which
     only Linux permits. The measurement takes at most half a second.

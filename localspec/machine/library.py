@@ -32,7 +32,7 @@ class Blocks(ctypes.Structure):
 
 
 class Matrix(ctypes.Structure):
-    """ls_matrix: a packed matrix, or parts of a matrix in GGUF blocks, one below the other, and a bias."""
+    """ls_matrix: a packed matrix, or the stacked parts of a matrix in GGUF blocks, and a bias."""
 
     _fields_ = (
         ("data", c_void_p), ("bias", c_void_p),
@@ -42,7 +42,7 @@ class Matrix(ctypes.Structure):
 
 
 class Packing(ctypes.Structure):
-    """ls_packing: a dense matrix, and the format into which it is packed."""
+    """ls_packing: a request to pack a dense matrix into a format."""
 
     _fields_ = (
         ("weights", c_void_p), ("source", c_int32), ("out", c_int32), ("inputs", c_int32), ("format", c_int32),
@@ -51,7 +51,7 @@ class Packing(ctypes.Structure):
 
 
 class BlocksPacking(ctypes.Structure):
-    """ls_blocks_packing: the argument of the function that packs (and so transposes) rows of a GGUF file."""
+    """ls_blocks_packing: a request to pack rows of a GGUF file. Packing also transposes them."""
 
     _fields_ = (
         ("rows", c_void_p), ("bytes", c_int64), ("type", c_int32), ("out", c_int32), ("inputs", c_int32),
@@ -218,7 +218,7 @@ def library() -> Any:
 
 
 def check(code: int) -> None:
-    """Raise the error of the library's last call: MemoryError, or LocalspecError with its sentence."""
+    """Raise the error of a call of the library unless it returned 0: MemoryError, or LocalspecError with its text."""
     if code:
         _fail(code)
 
@@ -231,7 +231,7 @@ def valid_handle(handle: int | None) -> int:
 
 
 def free_with(owner: object, function: str, handle: int) -> None:
-    """Let a function of the library free an object when its owner no longer exists.
+    """Let a function of the library free one of its objects when the object's Python owner is deleted.
 
     At the program's end nothing is freed, because another thread may still use it.
     """

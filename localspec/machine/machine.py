@@ -68,8 +68,8 @@ class Device:
 
     @property
     def backend(self) -> str:
-        """The backend, on which a model's bytes and speed depend: native on a CPU with the compiled library, else
-        torch's type of the device."""
+        """The backend that computes on the device: native on a CPU with the compiled library, else torch's type of the
+        device. A model's bytes and speed depend on it."""
         return self.engine if self.engine == "native" else self.type
 
     @property
@@ -83,7 +83,7 @@ class Device:
         return memory.usable(self.free, self.total)
 
     def as_torch_has_it(self) -> "Device":
-        """Return the CPU as a device of torch, with torch's dtypes. Return other devices unchanged."""
+        """Return a CPU as torch uses it, without the compiled library, with torch's dtypes; other devices unchanged."""
         return replace(self, engine="torch", dtypes=("fp32", "bf16")) if self.type == "cpu" else self
 
 
@@ -133,7 +133,7 @@ def engine_of(name: str) -> str:
 
 
 def _description(name: str) -> tuple[str, tuple[str, ...], str]:
-    """Return a device's (name for display, dtypes at full speed, generation or instruction set)."""
+    """Return a device's (name for display, dtypes at full speed, generation of a GPU or instruction set of a CPU)."""
     if name.startswith("cuda"):
         import torch
 

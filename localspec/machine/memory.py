@@ -36,7 +36,7 @@ def free_memory(device: str = "cpu") -> int:
 
 
 def total_memory(device: str = "cpu") -> int:
-    """Return the bytes of a device's memory; for a Mac's GPU, the bytes that the system recommends."""
+    """Return the bytes of a device's memory. For a Mac's GPU, return the most bytes that macOS recommends to use."""
     if device.startswith("cuda"):
         import torch
 
@@ -54,8 +54,8 @@ def usable(free: int, total: int) -> int:
 
 
 def _container() -> tuple[int, int]:
-    """Return the bytes of main memory that a container may take in all, and may still take; `sys.maxsize` if
-    unlimited."""
+    """Return the bytes of main memory that a container may take in all, and how many of these are left. Both are
+    `sys.maxsize` if unlimited."""
     for limit_file, used_file, counts_file, cached in _LIMITS:
         with suppress(OSError, ValueError, KeyError):  # another system or version, the root group, or "max"
             limit = int((CONTAINER / limit_file).read_text())
@@ -67,7 +67,7 @@ def _container() -> tuple[int, int]:
 
 
 def peak_memory(device: str = "cpu") -> int:
-    """Return the peak of this process in bytes: of a CUDA device's memory, or otherwise of main memory."""
+    """Return the most bytes that this process used so far: of a CUDA device's memory, or otherwise of main memory."""
     if device.startswith("cuda"):
         import torch
 
