@@ -1,1 +1,1 @@
-"""One decode step and the parts that it needs. Nothing here prints, prompts the user or reads settings."""
+"""The decode step, which extends a text by a few tokens. Nothing here prints, asks the user or reads settings."""

@@ -1,4 +1,4 @@
-"""The acceptance rules: how far the target's picks lead down a draft tree, and which bonus token follows."""
+"""The acceptance rules: which drafted tokens are accepted, and which bonus token of the target follows."""
 
 import numpy as np
 import numpy.typing as npt
@@ -11,10 +11,11 @@ Walk = tuple[list[int], int]  # the accepted path, root first, and the bonus tok
 
 
 def walk(tree: DraftTree, picks: Picks) -> Walk:
-    """Return the accepted path, root first, and the bonus token after it, by the rule `exact`.
+    """Return the accepted path of a draft tree, root first, and the bonus token after it, by the rule `exact`.
 
-    The target picks once at each node that the walk reaches. While a child has the picked token, the walk goes down to
-    that child. Every committed token is a pick of the target, so drafts never change the text, at any temperature.
+    `picks` are the target's choices of the next token after each node. While a child has the picked token, the walk
+    goes down to that child. The first pick without such a child is the bonus token. All these tokens are picks of the
+    target, so drafts never change the text, at any temperature.
     """
     path = [0]
     while True:
@@ -26,12 +27,11 @@ def walk(tree: DraftTree, picks: Picks) -> Walk:
 
 
 def walk_by_rejection(tree: DraftTree, logits: Logits, sampling: Sampling, position: int) -> Walk:
-    """Return the accepted path and the bonus token by the rule `rejection` (ParallelSpec, algorithm 1). Texts have the
-    target's distribution, but with the same seed drafts may change the text.
+    """Return the accepted path and the bonus token by rejection sampling (ParallelSpec, algorithm 1).
 
-    logits [size, vocab_size] are the target's; `position` is the root's. The children of a node must have been sampled
-    independently from the same `draft_logits`, truncated like the target's. Of equal children, each counts as one
-    sample.
+    The text is distributed as without drafts, but for a given seed drafts may change it. logits [size, vocab_size] are
+    the target's; `position` is the root's. The children of a node must be independent samples from the same row of
+    `draft_logits`, truncated like the target's. Siblings with the same token are tried one by one.
     """
     assert tree.draft_logits is not None
     path = [0]
@@ -54,10 +54,11 @@ def walk_by_rejection(tree: DraftTree, logits: Logits, sampling: Sampling, posit
 
 
 def walk_by_typicality(tree: DraftTree, logits: Logits, sampling: Sampling) -> Walk:
-    """Return the longest path of typical tokens, by the rule `typical` (Medusa, §3.3.1). The rule is not lossless.
+    """Return the longest path of typical tokens and the bonus token (Medusa, §3.3.1). This rule is not lossless.
 
-    A token is typical if p > min(ε, δ exp(-H(p))) at this temperature, with ε and δ from `sampling`. The target's
-    likeliest token is always typical, and it is also the bonus token. Of equally long paths the likelier path wins.
+    A token is typical if its probability p exceeds min(ε, δ exp(-H(p))), where H is the entropy, and ε and δ are in
+    `sampling`. The target's likeliest token is always typical. The likeliest token after the path is the bonus token.
+    Of equally long paths the likelier one is returned.
     """
     rows, greedy_picks = logits.numpy(), logits.argmax()
     reached = {0: (0, 0.0, -1)}  # node -> (depth, log p of the path, parent)
@@ -78,7 +79,7 @@ def walk_by_typicality(tree: DraftTree, logits: Logits, sampling: Sampling) -> W
 
 
 def _log_probabilities(row: npt.NDArray[np.float32], sampling: Sampling) -> tuple[npt.NDArray[np.float64], np.float64]:
-    """Return log p of logits [vocab_size] by this sampling, and the log p above which a token is typical."""
+    """Return the log probabilities of logits [vocab_size], and the log probability above which a token is typical."""
     scores = row / np.float64(sampling.temperature)
     scores -= scores.max()
     chances = scores - np.log(np.exp(scores).sum())

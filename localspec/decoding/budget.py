@@ -1,4 +1,4 @@
-"""Decides how many nodes of a draft are verified: as many as pay for this text on this machine, or none."""
+"""Decides how many nodes (drafted tokens) of each draft tree are verified, so that verification saves time."""
 
 from collections import deque
 from collections.abc import Callable
@@ -16,11 +16,12 @@ CHANGE = 1.25
 
 
 class ObservedCosts:
-    """A `ForwardCostModel` that multiplies measured costs by a factor: how much longer similar forwards take now.
+    """A `ForwardCostModel` that corrects measured costs of forwards by the present load of the machine.
 
-    On a busy machine a forward of eight rows may take three times as long, but a forward of one row hardly longer. Then
-    trees no longer pay. A number of rows that was not timed lately gets the factor of the nearest number. If trees
-    become slower, `wants_plain` requests a few plain steps, to see whether plain steps became slower too.
+    A measured cost is multiplied by the median of (observed time ÷ measured time) of recent forwards with about as many
+    rows. If there are none, the nearest number of rows counts. Numbers of rows are separate, because a busy machine
+    slows down forwards of many rows most. When the times of trees change, `wants_plain` requests a few steps without a
+    draft.
     """
 
     def __init__(self, measured: ForwardCostModel) -> None:
@@ -44,7 +45,7 @@ class ObservedCosts:
 
     @property
     def slowness(self) -> float:
-        """The median ratio of a recent forward's seconds to its measured cost."""
+        """The median of (observed time ÷ measured time) of recent forwards; 1 until enough forwards were observed."""
         return median(self._recent) if len(self._recent) >= ENOUGH else 1.0
 
     @property
@@ -96,12 +97,11 @@ SOON, OFTEN = 4, 64
 
 
 class PlainTime:
-    """A clock that estimates how long plain decoding would have taken for the tokens of the latest reply.
+    """A clock that estimates how long plain decoding (without drafts) would have taken for the latest reply.
 
-    A step without a draft counts as a plain step, less the time spent on looking for a draft and on learning. Steps
-    with a draft are compared with the mean of plain steps. A median would be biased: on a busy machine a few steps take
-    much longer than most. `costs` say how much longer a step takes after a longer text. Without `costs` no plain step
-    is requested, and all steps count as equally expensive.
+    It uses the mean time of the reply's steps without a draft, less the time that they spent on drafting and learning.
+    The mean is used, not the median, because on a busy machine a few steps take very long. `costs` say how the time of
+    a step grows with the text. Without `costs` all steps count as equally expensive, and `wanted` is always false.
     """
 
     def __init__(self, costs: ForwardCostModel | None) -> None:
@@ -172,23 +172,21 @@ DOUBTED = 64  # the first wait of drafts that did not pay in earlier replies
 
 
 class Budget:
-    """A policy that verifies only the part of a draft whose expected tokens save more time than its rows cost.
+    """A policy that verifies only those nodes of a draft whose expected tokens save more time than their rows cost.
 
-    An accepted token saves the seconds that one token takes at present, in this text and with these drafts. The chance
-    that a node is accepted after its parent is the drafter's estimate if there is one. Otherwise it is estimated from
-    the node's source, its depth, and its rank among its siblings.
+    An accepted token saves the time that one token takes at present. The chance that a node is accepted after its
+    parent is the drafter's estimate, if it gives one. Otherwise the budget estimates it from earlier results for the
+    node's source, its depth, and its rank among its siblings.
 
-    The budget learns only from tokens that the target commits. The budget follows each draft along these tokens,
-    through pruned nodes too. So it also judges children of verified nodes, and the first guess of a draft that was
-    pruned completely. These judgements cost no rows, and show when a source begins to propose right tokens again.
+    The budget compares each draft with the committed tokens. This includes pruned nodes, which were not verified. So a
+    source is judged even if its drafts are pruned completely, and it is used again once its tokens are right.
 
-    Speculation is switched off if steps took longer than plain steps would have for the same tokens. Drafts that take
-    no time are not switched off, even if no token is accepted.
+    Speculation is switched off if the steps took longer than plain steps would have for the same tokens. Drafts that
+    take no time are never switched off.
 
-    Costs are corrected by the present times of forwards (`ObservedCosts`). Without `branches` the target reads only
-    chains, so the most promising path of a draft is verified. Without `costs` trees have up to `most` nodes, and are
-    pruned or switched off only if memory runs out. If `most` is 0, `off_reason` says why. Drafts that are `doubted`,
-    because they did not pay in earlier replies, are tried for a shorter time, until they pay.
+    If `branches` is false, the target reads only chains, so a draft's most promising path is verified. If `costs` is
+    None, up to `most` nodes are always verified, unless memory runs out. If `most` is 0, `off_reason` says why. If
+    drafts are `doubted`, because they did not pay in earlier replies, they are switched off sooner, until they pay.
     """
 
     def __init__(
@@ -220,8 +218,8 @@ class Budget:
     def token_seconds(self, context: int) -> float | None:
         """Return the present seconds per token, which each accepted draft token saves; None without costs.
 
-        The seconds are divided by `slowness` (the present time of a forward ÷ its measured time), because a draft
-        model's costs are measured times, too.
+        They are divided by `slowness` (how many times longer forwards take now than when they were measured), because
+        they are compared with measured costs of drafting.
         """
         if self._costs is None:
             return None
@@ -230,8 +228,7 @@ class Budget:
         return (seconds + plain) / (tokens + 1)
 
     def verify_seconds(self, context: int) -> Callable[[int], float]:
-        """Return a function from a number of rows to the seconds of their verification. These are measured times,
-        without `slowness` (the present time of a forward ÷ its measured time)."""
+        """Return a function from a number of rows to the seconds of verifying them, divided by `slowness`."""
         costs = self._costs
         return (lambda rows: 0.0) if costs is None else lambda rows: costs.at(rows, context) / costs.slowness
 
@@ -254,23 +251,22 @@ class Budget:
         self.plain.begin()
 
     def stop(self, reason: str) -> None:
-        """Allow no draft for the rest of this reply, even if the size of trees is fixed. Show the `reason`."""
+        """Switch speculation off for the rest of this reply. `reason` is a sentence for the user."""
         self._off, self._wait = True, 0  # so that the wait never ends
         self.off_reason = reason if self.most else self._always_off
 
     def take_whole(self, tree: DraftTree, context: int) -> DraftTree:
-        """Return a tree of sampled chains without pruning, which would change the text's distribution. Remember the
-        tree, so that `observe` can judge it."""
+        """Return a tree of sampled chains unchanged, because pruning would change the distribution of the text."""
         if self._costs is not None:
             self._draft, self._context = tree, context
         return tree
 
     def prune(self, tree: DraftTree, context: int) -> DraftTree:
-        """Return the tree of those nodes that save more time than they cost after `context` committed tokens. The root
-        stays.
+        """Return the tree without the nodes that cost more time than they save after `context` committed tokens.
 
-        A probe node (`DraftTree.probe`) is never accepted. It stays or goes with the node that it belongs to, and its
-        row counts as a cost of that node. A tree with only probes below the root is returned unchanged.
+        The root always stays. A probe node (`DraftTree.probe`) is never accepted. It is kept or removed with the
+        nearest node above it that is not a probe, and its row adds to that node's cost. A tree with only probes below
+        the root stays as it is.
         """
         if self._costs is None:
             return self._computable(tree)
@@ -299,10 +295,10 @@ class Budget:
         return tree if len(nodes) == tree.size else tree.subtree(nodes)
 
     def observe(self, step: Step, overhead: float = 0.0) -> None:
-        """Judge the last draft, including pruned nodes, by the committed tokens, down to the first depth where the
-        draft differs from these tokens.
+        """Learn from a step: its times, and which nodes of the last draft agree with the committed tokens.
 
-        `overhead` are the seconds of the step outside of draft and forward.
+        The comparison includes pruned nodes, and ends at the first committed token that was not drafted. `overhead` is
+        the part of the step's seconds outside of drafting and the forward.
         """
         if self._costs and step.tree:
             rows, drafted = step.tree.size, self._draft.size > 1
@@ -343,7 +339,8 @@ class Budget:
                 self.off_reason = self._draft.declined
 
     def _weigh(self, gained: float, paid: float, slowness: float) -> None:
-        """Switch speculation off once drafts cost too many plain steps more than they gain; on again after a wait."""
+        """Add what a step gained and paid, in plain steps. Switch speculation off after large losses, and later on
+        again."""
         if self._off:
             self._wait -= 1
             changed = max(slowness, self._slowness) > CHANGE * min(slowness, self._slowness)
@@ -381,7 +378,7 @@ class Budget:
         return median(known) if known else median(other or (0.0,)) * (2.0 if tree else 0.5)
 
     def _computable(self, tree: DraftTree) -> DraftTree:
-        """Return the tree. If the target computes no branches, return its path with the most expected tokens."""
+        """Return the tree. If the target cannot read branches, return only the path with the most expected tokens."""
         if self._branches:
             return tree
         chances = self._chances(tree)
@@ -419,7 +416,7 @@ class Budget:
 
 
 def _hosts(tree: DraftTree, chances: dict[int, float]) -> list[int]:
-    """Return, by node, the nearest real node above each probe, and -1 for each real node."""
+    """Return for each probe node the nearest node above it that is not a probe, and -1 for all other nodes."""
     hosts = [-1] * tree.size
     for node in range(1, tree.size):
         if tree.probe and tree.probe[node]:

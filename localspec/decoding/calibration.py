@@ -16,9 +16,9 @@ class Calibration:
     """A table of how often candidates were right, by depth, rank and confidence, separately for greedy and sampled
     text.
 
-    A candidate is judged only if its parent was accepted. So the share of right candidates estimates the chance that a
-    node is accepted, given its parent. In place of `depth`, phrases pass the length of a match, and merged drafters the
-    set of proposers.
+    A candidate is a token that a drafter proposed. It is judged only if its parent was accepted, so the share of right
+    candidates estimates the chance of acceptance, given an accepted parent. Some drafters pass another number as
+    `depth`: phrases pass the length of a match, and merged drafters the set of drafters that proposed the token.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Calibration:
         self._counts[key] = fading * hits + right, fading * judged + 1
 
     def learn(self, candidates: Sequence[Candidate], depth: int, greedy: bool, token: int) -> None:
-        """Record that the target continued with `token` after the parent of these candidates."""
+        """Judge all candidates below one accepted node: only the candidate equal to the target's `token` was right."""
         for rank, (drafted, confidence) in enumerate(candidates):
             self.judge(confidence, depth, rank, greedy, drafted == token)
 

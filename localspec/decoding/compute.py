@@ -1,4 +1,4 @@
-"""The arithmetic of drafters with weights: their matrices, and the target's embedding, layers and head."""
+"""The computing interface for drafters with weights: arrays, layers and attention, and the target's own layers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,17 +45,18 @@ class LinearLayer(Protocol):
 
 @dataclass(frozen=True)
 class HeadWeights:
-    """Weights of draft heads that read one row (Medusa, Cai et al. 2024, §3.1). Each array stacks all heads.
+    """The weights of Medusa's draft heads (Cai et al. 2024, §3.1). Each array stacks all heads.
 
-    A head starts with the state x, and each of its blocks computes x += silu(B x + b). `blocks` are the pairs of B
-    [heads, hidden_size, hidden_size] and b [heads, hidden_size].
+    A head starts with the target's state x, and each of its blocks computes x += silu(B x + b). `blocks` has a pair of
+    B [heads, hidden_size, hidden_size] and b [heads, hidden_size] for each block.
 
-    `path` is a pair of A [heads, hidden_size, 2 * hidden_size] and a [heads, hidden_size]. With it the first block
-    computes x = A z + a + silu(B z + b) instead, and its B has the shape of A. z is the concatenation of the state and
-    the root's embedding, each divided by the root of its mean square.
+    `path` is None, or a pair of A [heads, hidden_size, 2 * hidden_size] and a [heads, hidden_size]. With it the first
+    block computes x = A z + a + silu(B z + b) instead, and its B has the shape of A. z joins the state and the root's
+    embedding, each divided by its root mean square.
 
-    The logits are W x + up (down x). W is the head's matrix in `vocabulary` [heads, tokens, hidden_size] (None: all
-    heads share one). `down` [heads, rank, hidden_size] and `up` [heads, tokens, rank] may be None.
+    The logits are W x + up (down x). W is the head's matrix in `vocabulary` [heads, tokens, hidden_size]; if that is
+    None, all heads share a matrix. Without `down` [heads, rank, hidden_size] and `up` [heads, tokens, rank] there is no
+    second term.
     """
 
     blocks: Sequence[tuple[Array, Array]]
@@ -85,9 +86,9 @@ class PackedAdapters(Protocol):
 
 
 class RowModel(Protocol):
-    """A transformer as drafters use it: the target or a small model.
+    """A transformer that drafters call: either the target, or a small model of a drafter.
 
-    It reads a chain of rows after the tokens in a cache.
+    Its input is a sequence of rows (embeddings), which continue the tokens in a cache.
     """
 
     @property
@@ -114,10 +115,10 @@ class RowModel(Protocol):
         layers: Sequence[int] | None = None,
         adapters: PackedAdapters | None = None,
     ) -> Rows:
-        """Read inputs [rows, hidden_size], as a chain after the committed tokens, through some or all layers.
+        """Compute inputs [rows, hidden_size], a chain that continues the committed tokens, with some or all layers.
 
-        Return their states [rows, hidden_size] after the final norm. The cache grows if needed. The rows are not
-        committed.
+        Return the states [rows, hidden_size] after the final norm. The cache grows if needed. The rows' keys and values
+        are written to it, but not committed.
         """
 
     def read_borrowed(self, inputs: Rows, cache: TokenCache, position: int) -> Rows:
@@ -129,7 +130,10 @@ class RowModel(Protocol):
         """
 
     def forget_rows(self, cache: TokenCache, rows: int, layers: Sequence[int]) -> None:
-        """Clear NaN and inf from keys and values that the last `read_rows` wrote after the committed tokens."""
+        """Make NaN and inf harmless in the keys and values that the last `read_rows` wrote after the committed tokens.
+
+        They must not reach later forwards of the target. A backend that never reads these slots does nothing.
+        """
 
     def head(self, states: Rows) -> Rows:
         """Return the logits [rows, vocab_size] of states after the final norm."""
@@ -139,7 +143,7 @@ class RowModel(Protocol):
 
 
 class RowAttention(Protocol):
-    """The attention of one layer, with its own keys and values, for rows at any places of a tree."""
+    """The attention of one layer with its own store of keys and values. Each new row may see any of the stored rows."""
 
     @property
     def length(self) -> int:
@@ -177,7 +181,7 @@ class RowAttention(Protocol):
 
 
 class Compute(Protocol):
-    """The arithmetic of a backend, in the precision of a target's activations.
+    """A backend as drafters see it: its arrays and layers compute in the precision of the target's activations.
 
     A backend may quantize a drafter's matrices like the target's.
     """
@@ -189,10 +193,10 @@ class Compute(Protocol):
     def stored(
         self, file: Path, tensors: Mapping[str, Array], of: str, reporter: Reporter | None = None
     ) -> Mapping[str, Array]:
-        """Return the tensors of a drafter's file. A backend may read large matrices from a packed file.
+        """Return the tensors of a drafter's `file`. A backend may read large matrices from a packed copy of the file.
 
-        `of` is the revision of the model that the drafter was made for. Problems with the packed file go to the
-        `reporter`. Raises LocalspecError for weights that are NaN or infinite.
+        Problems with that copy go to the `reporter`. `of` is the revision of the model that the drafter was made for.
+        Raises LocalspecError for weights that are NaN or infinite.
         """
 
     def rows(self, values: Floats) -> Rows:
@@ -211,7 +215,7 @@ class Compute(Protocol):
         """
 
     def model(self, sizes: TransformerConfig, rope: Rope | None, weights: Mapping[str, Array]) -> RowModel:
-        """Return a small transformer, from weights by localspec's names. With `rope` None it rotates like the target.
+        """Return a small transformer whose `weights` have localspec's names. Without `rope` it rotates like the target.
 
         If `sizes.vocab_size` is 0, the transformer has neither embedding nor head.
         """
@@ -226,12 +230,12 @@ class Compute(Protocol):
         """Convert integers [rows, n], which are token ids or row numbers, to an array of the backend."""
 
     def recorded(self, function: RowFunction, *attentions: RowAttention) -> RowFunction:
-        """Return `function`, recorded as a CUDA graph (computed in one call) if the backend records; else unchanged.
+        """Return the function, recorded as a CUDA graph (computed in one call) if the backend records functions.
 
         The function may read only its arguments, and the keys and values of `attentions`. It must not branch on the
-        content of arguments. Row i of a result depends on row i of an argument, on the only row of an argument, or on
-        rows whose numbers are in another argument. A result has as many rows as the first argument. The next call
-        overwrites the result.
+        values in its arguments. All results have as many rows as the first argument. Row i of a result may depend on
+        row i of each argument, on an argument's only row, and on rows whose numbers are in another argument. The next
+        call overwrites the result.
         """
 
     def logits(self, rows: Rows) -> Logits:
@@ -259,27 +263,27 @@ class Compute(Protocol):
         """Return rows, each divided by √(mean of its squares + `eps`)."""
 
     def attention(self, sizes: TransformerConfig, rope: Rope | None, weights: Mapping[str, Array]) -> RowAttention:
-        """Return the attention of a layer of these sizes. `rope` None is the target's rotation.
+        """Return the attention of a layer of these sizes. Without `rope` it rotates positions as the target does.
 
         If queries and keys are normed, `weights` has q_norm and k_norm [head_dim].
         """
 
 
 class DraftableModel(ForwardModel[CacheT], Protocol[CacheT]):
-    """A model that drafters with weights can draft for."""
+    """A target that drafters with weights can use: a `ForwardModel` with a tokenizer and a computing interface."""
 
     tokenizer: Tokenizer
 
     @property
     def compute(self) -> Compute:
-        """The arithmetic of the backend."""
+        """The computing interface of the target's backend."""
 
 
 def rows_seen(
     first: int, rows: int, visible: Sequence[Sequence[int]] | None = None, window: int | None = None
 ) -> npt.NDArray[np.bool_]:
-    """Return bool [rows, first + rows]: the rows that each new row sees, `first` stored rows before `rows` new ones.
-    `visible` and `window` are those of `RowAttention.reserve_rows`."""
+    """Return an attention mask, bool [rows, first + rows]: which of `first` stored rows and `rows` new rows each new
+    row sees. `visible` and `window` are those of `RowAttention.reserve_rows`."""
     if visible is None:
         mask = np.tri(rows, first + rows, first, np.bool_)
     else:

@@ -1,4 +1,4 @@
-"""The decode step: draft, prune, verify, walk, keep, observe. All decoding goes through it."""
+"""The decode step, through which all decoding goes: draft a tree, verify it, and commit the accepted tokens."""
 
 import time
 from collections.abc import Sequence
@@ -39,16 +39,16 @@ def decode_step(
     budget: Budget,
     sampling: Sampling,
 ) -> Step:
-    """Commit the accepted path of one draft tree, and the bonus token after it.
+    """Draft a tree of next tokens, verify it, and commit the accepted path and the bonus token after it.
 
-    1. draft: the drafter proposes a tree below the root, the last committed token;
-    2. prune: the budget cuts it to the nodes that pay;
-    3. verify: one forward of the target over all nodes, each of which sees only its ancestors;
+    1. draft: the drafter proposes a tree below the root, which is the last committed token;
+    2. prune: the budget removes nodes that cost more time than they save;
+    3. verify: one forward of the target computes all nodes, each of which sees only its ancestors;
     4. walk: follow the target's picks down from the root, until a pick is not in the tree;
-    5. keep: the cache keeps the path;
-    6. observe: drafter and budget learn the target's answer.
+    5. keep: keep the rows of the accepted path in the cache;
+    6. observe: let drafter and budget learn from the target's picks.
 
-    The step reports the seconds of drafting (with pruning), of verification and of learning. Prefill reports no times.
+    The returned step has the seconds of drafting (with pruning), of verification and of learning.
     """
     start, began = cache.length, time.perf_counter()
     worth, prices = budget.token_seconds(start), budget.verify_seconds(start)
@@ -83,9 +83,9 @@ def _forward(
 
 
 def _picks(tree: DraftTree, logits: Logits, start: int, sampling: Sampling) -> Picks | None:
-    """Return the sampled picks at all nodes. Return None for greedy decoding and for rules without such picks.
+    """Return the target's sampled picks at all nodes; None in greedy decoding and under rules without such picks.
 
-    The root is at position `start`. Picks are requested before waiting for the device: all results arrive together.
+    The root is at position `start`. Call this before waiting for the device, so that all results arrive together.
     """
     if sampling.greedy or sampling.rule == "typical" or _rejects(tree, sampling):
         return None

@@ -12,13 +12,12 @@ from localspec.decoding.tree import DraftTree
 
 @dataclass(frozen=True)
 class Context:
-    """The input of a draft. `committed` ends with the root. `cache` is the target's and holds everything before the
-    root; a drafter may use its free slots.
+    """The input of `Drafter.draft`. `committed` are the tokens of the text; the last of them is the root of the draft.
 
-    A part of a draft pays if it saves more time than it takes. `token_seconds` is the time that one more accepted token
-    saves on this machine at present; None if an experiment fixes the size of drafts. `verify_seconds` maps a number of
-    rows to the seconds of their verification. `covered` lists, by depth, the chance that another drafter already
-    proposes all tokens up to that depth.
+    `cache` is the target's and holds all tokens before the root. A drafter may use its free slots. `token_seconds` is
+    the time that one more accepted token saves at present; None if the size of drafts is fixed. `verify_seconds` maps a
+    number of rows to the seconds of verifying them. `covered` is set if another drafter proposes tokens too: by depth,
+    the chance that it already proposes all right tokens up to that depth.
     """
 
     committed: Sequence[int]
@@ -59,9 +58,10 @@ class Step:
 
 @dataclass
 class DrafterState:
-    """A drafter's state after a text, with the states of its inner drafters, to resume drafting after this text later.
+    """The state of a drafter that has read a text. It is stored so that drafting can continue after this text later.
 
-    `cache` belongs to a model of the drafter, and `features` are rows of the target's states, one per token.
+    `cache` belongs to the drafter's own model, if it has one. `features` are rows of the target's states, one per
+    token. `inner` are the states of the drafters within this drafter.
     """
 
     cache: ParkableCache | None = None
@@ -88,7 +88,7 @@ class DrafterState:
 
 
 class Drafter(Protocol):
-    """A method of drafting. Drafting starts only after the first target output: prefill is the first observation."""
+    """A method of drafting. It observes the prompt and each decode step, and drafts only after the whole prompt."""
 
     @property
     def target_layers(self) -> Sequence[int]:
@@ -108,9 +108,9 @@ class Drafter(Protocol):
         """Discard everything observed after the first `length` committed tokens. With 0 discard everything."""
 
     def hand_over(self) -> DrafterState:
-        """Return the state that the drafter could not compute again without the target.
+        """Return the state of the current text, so that `resume` can continue it later. Forget the text.
 
-        Afterwards the drafter holds no text.
+        The state holds only what the drafter could not compute again without running the target.
         """
 
     def resume(self, state: DrafterState, tokens: Sequence[int]) -> None:
@@ -121,7 +121,7 @@ class Drafter(Protocol):
 
 
 class Textless:
-    """A base for drafters that hold no text, and so have no state to hand over or to resume."""
+    """A base class of drafters that store nothing about the text, so their state is empty."""
 
     nbytes, target_layers = 0, ()
 

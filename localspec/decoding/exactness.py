@@ -12,11 +12,11 @@ MULTIPLES = (1, 4, 8, 16)  # rows may be filled up to a multiple of one of these
 
 @dataclass(frozen=True)
 class Exactness:
-    """The result of the self-test for trees of up to `widest` rows, including the root.
+    """The result of a self-test: whether draft trees of up to `widest` rows, root included, change the target's logits.
 
-    If `bitwise`, no bit differed when rows were padded to a multiple of `multiple`. Otherwise `largest` is the largest
-    difference of a logit, relative to the largest logit. If not `checked`, no self-test has run yet, and `bitwise` is
-    only the engine's promise.
+    If `bitwise`, no bit differed when the rows were padded to a multiple of `multiple`. Otherwise `largest` is the
+    largest difference of a logit, relative to the largest logit. If not `checked`, the self-test has not run yet, and
+    `bitwise` is assumed from how the engine computes.
     """
 
     bitwise: bool
@@ -51,5 +51,5 @@ class Exactness:
         return "bitwise" if self.bitwise and rule == "exact" else "numerical"
 
     def label(self, rule: Rule) -> str:
-        """Return a phrase for the user: the `word`, or the guarantee of a rule other than `exact`."""
+        """Return a phrase for the user: the `word` for the rule `exact`, or what another rule guarantees."""
         return {"rejection": "same distribution", "typical": "not lossless"}.get(rule) or self.word(rule)

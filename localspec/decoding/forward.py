@@ -13,7 +13,8 @@ _AT_ONCE = 256  # tokens compared at once
 
 
 class TokenCache(Protocol):
-    """Keys and values of the committed tokens. The rows of the last forward follow until `keep` is called."""
+    """A store of the keys and values of the committed tokens. Until `keep` is called, the rows of the last forward
+    follow them."""
 
     @property
     def length(self) -> int:
@@ -46,14 +47,14 @@ class TokenCache(Protocol):
         """
 
     def assume(self, length: int) -> None:
-        """Count the first `length` slots as committed, whatever they contain, for measurements that need no text."""
+        """Count the first `length` slots as committed, whatever they contain, for measurements that read no text."""
 
 
 class ParkableCache(TokenCache, Protocol):
-    """A cache that can be parked with its text, whole or in part, and resumed later."""
+    """A cache that can be copied and cut, so that it can be kept while another text is decoded, and continued later."""
 
     def reachable(self, length: int) -> int:
-        """Return the length that `truncate(length)` would leave; `length` may exceed the cache's length."""
+        """Return how many tokens `truncate(length)` would leave. `length` may exceed the cache's length."""
 
     def copy(self, length: int, slots: int) -> Self:
         """Return a cache with the first `length` tokens and room for at least `slots`.
@@ -63,15 +64,15 @@ class ParkableCache(TokenCache, Protocol):
 
     @property
     def pinned(self) -> bool:
-        """Whether recorded CUDA graphs use this cache's memory.
+        """Whether recorded CUDA graphs refer to the memory of this cache.
 
-        If so, copying another cache into this one costs less than recording the graphs for the other cache.
+        If so, it is cheaper to copy another cache into this one than to record the graphs again for the other cache.
         """
 
     def take(self, other: Self) -> bool:
-        """Copy the contents of another cache into this one, and return True.
+        """Copy the contents of the cache `other` into this one if that saves time. Return whether they were copied.
 
-        Return False, without a copy, if the caller can continue with the other cache itself.
+        If not, the caller continues with `other` instead of this cache.
         """
 
 
@@ -141,10 +142,11 @@ class ForwardModel(Protocol[CacheT]):
         """
 
     def aligned(self, tree: DraftTree, start: int) -> DraftTree:
-        """Return the part of a tree, after `start` committed tokens, that the model computes as plain decoding would.
+        """Return the part of a tree that the model computes with the same result as plain decoding.
 
-        That part is a chain if the model reads only chains. If results must be bit-identical, the part excludes nodes
-        whose bits would depend on their slots in the cache. Otherwise the part is the whole tree.
+        If the model reads only chains, that part is a chain. If results must be bit-identical, nodes are removed whose
+        slot in the cache would change their bits. Otherwise the whole tree is returned. `start` is the number of
+        committed tokens.
         """
 
     def encode(self, messages: Sequence[dict[str, str]], think: bool | None = None) -> list[int]:
@@ -169,7 +171,10 @@ def nan_words(name: str, model: ForwardModel[Any]) -> str:
 
 
 def set_aside(cache: ParkableT, fresh: Callable[[int], ParkableT]) -> tuple[ParkableT, ParkableT]:
-    """Return two caches: one with the contents of `cache`, to be parked, and an empty one to continue with."""
+    """Return a cache with the contents of `cache`, to be kept for later, and an empty cache for another text.
+
+    `fresh(slots)` makes an empty cache. If `cache` is pinned, its contents are copied, and it becomes the empty cache.
+    """
     if not cache.pinned:
         return cache, fresh(0)
     copy = cache.copy(cache.length, cache.length)
@@ -178,7 +183,8 @@ def set_aside(cache: ParkableT, fresh: Callable[[int], ParkableT]) -> tuple[Park
 
 
 def brought_back(parked: ParkableT, cache: ParkableT) -> ParkableT:
-    """Return a cache with the contents of `parked`: the empty `cache` with copied contents, or `parked` itself."""
+    """Return a cache with the contents of `parked`: the empty `cache` if they could be copied to it, or `parked`
+    itself."""
     return cache if cache.take(parked) else parked
 
 

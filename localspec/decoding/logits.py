@@ -1,4 +1,4 @@
-"""Logits and hidden states of a forward, as handles: only the backend knows where the numbers are."""
+"""Logits and hidden states of a forward, as objects of the backend: the numbers may stay on its device."""
 
 import math
 from abc import ABC, abstractmethod
@@ -36,7 +36,7 @@ class Hidden(Protocol):
 
 
 class Picks(Protocol):
-    """The picked token of each row. A backend may compute a pick only when it is requested."""
+    """The token that the target chooses for each row. A backend may compute each choice only when it is requested."""
 
     def __getitem__(self, row: int, /) -> int: ...
 
@@ -56,8 +56,10 @@ class Logits(Protocol):
         """Return whether all logits are finite numbers."""
 
     def finite_rows(self, sampling: Sampling) -> int:
-        """Return how many rows of a drafter precede the first row that cannot be sampled, because its largest logit ÷
-        temperature is NaN or infinite."""
+        """Return the number of rows before the first row whose largest logit ÷ temperature is NaN or infinite.
+
+        A drafter cannot sample from such a row.
+        """
 
     def argmax(self) -> list[int]:
         """Return the likeliest token of each row."""
@@ -71,17 +73,18 @@ class Logits(Protocol):
     def candidates(
         self, positions: Sequence[int], count: int, sampling: Sampling, ids: Ids | None = None
     ) -> list[list[Candidate]]:
-        """Return the tokens to propose for the position of each row of a drafter's logits.
+        """Return the tokens to propose for each row of a drafter's logits, as (token, confidence), the best first.
 
-        Each row has pairs (token, confidence), the most confident first. In greedy decoding these are the likeliest
-        tokens, otherwise the tokens with the highest log q + noise. The noise is the target's own at this position. So
-        a drafter whose q equals the target's p proposes exactly the target's pick, and sampled text is accepted almost
-        as often as greedy text. `ids` are the tokens of the columns if the logits are not those of the whole
-        vocabulary. Rows with NaN propose nothing: damaged weights cost speed but never change the text.
+        In greedy decoding these are the likeliest tokens. Otherwise they are the tokens with the highest log q + noise,
+        where q is the drafter's probability. The target samples its pick at the same position with the same noise. So
+        if q equals the target's probabilities, the first candidate is the target's pick. This makes acceptance of
+        sampled text almost as high as of greedy text.
+
+        `ids` are the tokens of the columns, if not the whole vocabulary. Rows with NaN have no candidates.
         """
 
     def sample(self, row: int, position: int, stream: int, sampling: Sampling) -> int:
-        """Sample a token from a row, with noise that no pick of the target uses. Raises the errors of `picks`."""
+        """Sample a token from a row. The noise is independent of the target's picks. Raises the errors of `picks`."""
 
     def probabilities(self, row: int, sampling: Sampling) -> npt.NDArray[np.float64]:
         """Return the probabilities from which a token is sampled, [vocab_size].
@@ -136,15 +139,17 @@ class LogitsBase(ABC):
 
 
 def candidates_shown(sampling: Sampling, count: int, vocab_size: int) -> int:
-    """Return how many of a row's likeliest tokens `choose_candidates` needs, to return `count` candidates per row."""
+    """Return how many of a row's likeliest tokens `choose_candidates` needs, to choose `count` of them per row."""
     return min(count if sampling.proposes_likeliest else sampling.top_k or LIKELY, LIKELY, vocab_size)
 
 
 def choose_candidates(
     tokens: Ids, confidence: npt.NDArray[np.floating], positions: Sequence[int], count: int, sampling: Sampling
 ) -> list[list[Candidate]]:
-    """Return the result of `Logits.candidates` for the likeliest tokens [rows, n] and their probabilities, best
-    first."""
+    """Choose `count` candidates per row, as `Logits.candidates` describes, from each row's likeliest tokens.
+
+    `tokens` and their probabilities `confidence` are [rows, n], the likeliest first.
+    """
     if not sampling.proposes_likeliest:
         with np.errstate(divide="ignore"):  # a chance may be rounded to zero
             noisy = np.log(confidence.astype(np.float64)) + sampling.noise(positions, tokens)

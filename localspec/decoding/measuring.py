@@ -21,7 +21,7 @@ Measuring = Generator[MeasuringProgress, None, Result]
 
 
 def finished(steps: Generator[Step, None, Result], show: Callable[[Step], object] = lambda _: None) -> Result:
-    """Run a measurement to its end without a pause and return its result; call `show` with each progress."""
+    """Run a measurement to its end and return its result. Call `show` with each progress report."""
     while True:
         try:
             show(next(steps))

@@ -1,6 +1,6 @@
-"""Parked texts: their caches are kept while another text is decoded, so that a later prefill can start from them.
+"""Parked texts: texts whose caches stay in memory while another is decoded, so that later prompts can continue them.
 
-The live text is the one that the session decodes now. `Parked.choose` picks the text to start a prompt from, and
+The live text is the one that the session decodes now. `Parked.choose` picks the text that a prompt continues, and
 `Parked.fit` removes texts when memory is short.
 """
 
@@ -49,10 +49,10 @@ class ParkedText:
 
 @dataclass(frozen=True)
 class Start:
-    """A plan for the prefill of a prompt, which starts after the first `length` tokens of a text.
+    """A plan for the prefill of a prompt: the first `length` tokens of a text in memory are used and not read again.
 
-    `text` is this text (None: the live text). If `copied`, these tokens are copied and the text stays whole; otherwise
-    the text is cut after them. If `leaves`, the live text is parked; otherwise it is cut or discarded.
+    `text` is that text, or None for the live text. If `copied`, the tokens are copied and the text stays whole;
+    otherwise the text is cut after them. If `leaves`, the live text is parked.
 
         live text     a b c d e      prompt  a b c x y
         copied        a b c d e stays, and the prompt starts from a copy of a b c
@@ -66,22 +66,22 @@ class Start:
 
 
 class Parked:
-    """A store of the texts of one session, except its live text.
+    """A store of earlier texts of one session, which later prompts may continue. The live text is not in it.
 
-    The store takes at most `budget` bytes. The budget follows free memory, so it is computed at each use. The least
-    valuable text is removed first. The value of a text is the seconds of prefill that only this text saves, divided by
-    its bytes, plus an offset. A newly parked text gets as its offset the value of the text that was last removed. So
-    older texts lose value relative to newer ones (GreedyDual, Cao and Irani 1997).
+    The texts take at most `budget` bytes, which depends on the free memory at the time. The least valuable text is
+    removed first. A text's value is the prefill time that only this text saves, divided by its bytes, plus an offset.
+    The offset is the value of the text that was removed last when this one was parked. So older texts lose value
+    relative to newer ones (GreedyDual, Cao and Irani 1997).
 
-    A prompt starts from the text with the longest common prefix. If that text continues differently after the prefix,
-    the cheapest of three ways is taken:
+    A prompt continues the text with the longest common prefix. If that text differs from the prompt after the prefix,
+    the cheapest of three ways is chosen:
 
-    - cut: drop the rest of the text. The cost is its prefill, times the chance that it is needed again.
-    - copy: copy the prefix, and keep the whole text.
-    - read: leave the text, and read the prefix again.
+    - cut: drop the rest of the text. The cost is the time to read the rest again, times the chance that it is needed.
+    - copy: copy the prefix, and keep the whole text. The cost is the time of the copy.
+    - read: keep the whole text, and read the prefix again.
 
     The chance is the share of recently copied texts whose rest was needed again. It is high for branches of a
-    conversation. It is near zero for thoughts, which a chat template leaves out of the next prompt.
+    conversation. It is near zero for a model's thoughts, which the chat template leaves out of the next prompt.
     """
 
     def __init__(self, budget: Callable[[int], int], costs: ForwardCostModel, copying: float) -> None:
@@ -166,7 +166,7 @@ class Parked:
         return had_texts
 
     def _worth(self, text: ParkedText) -> float:
-        """Return the value of a text: seconds of prefill that only this text saves per byte, plus its offset."""
+        """Return the value of a text: seconds of prefill per byte that only this text saves, plus an offset for age."""
         others = (common_prefix(text.tokens, other.tokens) for other in self._texts if other is not text)
         shared = min(max(others, default=0), text.cache.length)
         return text.since + self._prefill_seconds(shared, text.cache.length) / max(text.nbytes, 1)

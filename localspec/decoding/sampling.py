@@ -1,4 +1,4 @@
-"""The settings of sampling, and noise that is a function of only (seed, position, token id)."""
+"""The settings of sampling, and its random noise, which depends only on the seed, the position and the token id."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,13 +16,13 @@ EPSILON, DELTA = 0.09, 0.3  # of the rule `typical`, as in the code that came wi
 
 @dataclass(frozen=True)
 class Sampling:
-    """The settings of sampling. Temperature 0 is greedy; 0, 1.0 and 0.0 switch top-k, top-p and min-p off.
+    """The settings of sampling. Temperature 0 means greedy decoding.
 
-    A pick is argmax(log p + Gumbel noise), which is a sample from p. Temperature, top-k, top-p and min-p shape p, in
-    that order. The noise is a function of only (seed, position, token id), so a seed gives the same text with and
-    without speculation, and with every drafter. `rule` is the acceptance rule; `epsilon` and `delta` are ε and δ of the
-    rule `typical`. `source` says in words where the values come from. `chosen` lists the values that the user has set.
-    Raises UsageMistake for impossible values.
+    Top-k 0, top-p 1.0 and min-p 0.0 switch these three filters off. A pick is argmax(log p + Gumbel noise), which is a
+    sample from p. Temperature, top-k, top-p and min-p shape p, in that order. The noise depends only on the seed, the
+    position and the token id. So a seed gives the same text with and without drafts. `rule` is the acceptance rule;
+    `epsilon` and `delta` are ε and δ of the rule `typical`. `source` says in words where the values come from. `chosen`
+    lists the values that the user has set. Raises UsageMistake for impossible values.
     """
 
     temperature: float = 0.0
@@ -78,9 +78,9 @@ class Sampling:
 
 
 def gumbel(seed: int, position: int | Sequence[int], ids: Ids) -> npt.NDArray[np.float64]:
-    """Return Gumbel noise for ids [ids] or [rows, n], by a hash of (seed, position, id) without generator state.
+    """Return Gumbel noise for token ids. It is a hash of (seed, position, id), so no generator state is needed.
 
-    ids [rows, n] need a position for each row.
+    ids [n] have one position, and ids [rows, n] have a position for each row.
     """
     positions, rows = ([position], ids[None]) if isinstance(position, int) else (position, ids)
     noise: npt.NDArray[np.float64] = -np.log(-np.log(_uniform(seed, positions, rows)))
@@ -95,8 +95,7 @@ def _uniform(seed: int, positions: Sequence[int], ids: Ids) -> npt.NDArray[np.fl
 
 
 def keys(seed: int, positions: Sequence[int]) -> list[int]:
-    """Return a 64-bit number for each position: the noise of an id at that position is a hash of this number and the
-    id."""
+    """Return a 64-bit number for each position. A token id's noise is a hash of the id and its position's number."""
     start = _mixed(seed & _WORD)
     return [_mixed(start + position * STEP & _WORD) for position in positions]
 

@@ -97,7 +97,7 @@ class Session:
         thinking: Thinking | None = None,
         parked: Parked | None = None,
     ) -> None:
-        """Begin without a text. Without `parked`, a text is discarded unless the next prompt continues it."""
+        """Begin without a text. `parked` stores texts that the next prompt does not continue; None discards them."""
         self.target, self.drafter, self.budget, self.thinking = target, drafter, budget, thinking
         self.parked = parked
         self.tokens: list[int] = []
@@ -130,7 +130,7 @@ class Session:
         return _Reply(self, prompt, sampling, most, limits).events()
 
     def rest(self, seconds: float) -> None:
-        """Exclude `seconds`, spent on another session's reply, from the time of this session's latest reply."""
+        """Leave `seconds` out of the time of the latest reply, because another session was replying then."""
         if self.current:
             self.current.began += seconds
 
@@ -343,7 +343,7 @@ class _Reply:
         return None, len(tokens)
 
     def _loops(self) -> bool:
-        """Return whether the reply repeats itself again and again, judged only by its tokens so far."""
+        """Return whether the reply's text repeats one phrase again and again."""
         if self.loop_prompt is None or self.transcript.tokens % EVERY:
             return False
         return is_loop(self.transcript.text, self.loop_prompt)
@@ -370,16 +370,17 @@ class _Reply:
             )
 
     def _report_pace(self, step: Step, count: int, seconds: float) -> None:
-        """Time this step for the speedup: the reply took `count` of its tokens, `seconds` after the previous step."""
+        """Record a step for the speedup: it ended `seconds` after the previous one, with `count` tokens for the
+        reply."""
         assert step.tree is not None
         context = len(self.session.tokens) - len(step.committed)
         drafting = step.draft_seconds + step.learn_seconds
         self.session.budget.plain.observe(step.tree.size, context, count, seconds, drafting)
 
     def _finish(self, reply_tokens: int) -> None:
-        """Cut tokens, cache and drafter to the end of the text, and store the statistics.
+        """Cut the session's tokens, cache and drafter to the end of the reply, and store the statistics.
 
-        The cache ends one token earlier, because the last token becomes the root.
+        The cache is one token shorter, because the last token is the root of the next draft.
         """
         # If the reply was stopped while the prompt was read, that part stays.
         self.session.rewind(min(len(self.prompt) + reply_tokens, len(self.session.tokens)))

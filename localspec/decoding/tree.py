@@ -11,7 +11,7 @@ from localspec.decoding.sampling import Sampling
 
 @dataclass(frozen=True)
 class DraftTree:
-    """Candidate tokens for one verification.
+    """Candidate tokens for one verification. Each node is a token that follows its parent's token.
 
     Node 0 is the root, the last committed token, whose keys and values are not in the cache yet. Parents precede their
     children. The likeliest chain comes first, so that committing it moves nothing in the cache:
@@ -19,10 +19,10 @@ class DraftTree:
         tokens   a b c d e        a─b─c      depth  0 1 2 1 2
         parents -1 0 1 0 3         └d─e
 
-    `source` names the proposer of each node. A `probe` node is never accepted: only the target's pick after the probe
-    is used. `chance` is each node's chance of acceptance after its parent, if the drafter estimates it. `draft_logits`,
-    a row per node, are the logits from which nodes were sampled, for the rule `rejection`. `declined` is the reason why
-    a drafter chose not to draft, in words for the user; otherwise it is empty.
+    `source` names the drafter that proposed each node. A `probe` node is never accepted; it is computed only to learn
+    the target's pick after it. `chance` is each node's chance of acceptance after its parent, if the drafter estimates
+    it. `draft_logits`, a row per node, are the logits from which nodes were sampled, for the rule `rejection`.
+    `declined` is the drafter's reason for not drafting, in words for the user; otherwise it is empty.
     """
 
     tokens: Sequence[int]
@@ -55,13 +55,13 @@ class DraftTree:
         )
 
     def aligned(self, start: int, page: int) -> "DraftTree":
-        """Return the tree without nodes that lie in another page of cache slots than they would in a chain.
+        """Return the tree without nodes whose cache slot is in another page than it would be in a chain.
 
-        With `start` committed tokens a node's slot is `start` plus its row, and in a chain it is `start` plus its
-        depth. With pages of four slots:
+        A page is a group of `page` slots. With `start` committed tokens a node's slot is `start` plus its index in the
+        tree. In a chain it would be `start` plus its depth. With pages of four slots:
 
-            slots  · a b c│d e     a─b─c       d lies in the second page. In a chain d would have the slot of b, in the
-                                    └d─e       first page. So d is cut off, and also its child e.
+            slots  · a b c│d e     a─b─c       d is in the second page. In a chain d would have the slot of b, in the
+                                    └d─e       first page. So d is removed, and also its child e.
         """
         nodes, number = [0], {0: 0}
         for node in range(1, self.size):
@@ -149,9 +149,9 @@ def best_first_tree(root: int, levels: Sequence[Sequence[Candidate]], nodes: int
 def caterpillar(
     root: int, picks: Sequence[int], levels: Sequence[Sequence[Candidate]], nodes: int, source: str
 ) -> DraftTree:
-    """Build a tree of a chain of picks and their siblings, and keep its likeliest `nodes` nodes.
+    """Build a tree from a chain of picks and their siblings, of which the `nodes` likeliest nodes stay.
 
-    `levels` are the candidates by depth.
+    levels[d] are the candidates at depth d + 1, including the pick. All of them follow the pick of the depth above.
     """
     entries: list[tuple[float, int, int, float]] = [(1.0, -1, root, 1.0)]  # worth, parent, token, chance
     parent = 0
@@ -169,11 +169,11 @@ Expand = Callable[[Sequence[int], Sequence[int], int], Sequence[Sequence[Candida
 
 
 def grow_tree(root: int, expand: Expand, nodes: int, depth: int, source: str) -> DraftTree:
-    """Build the tree with the highest expected acceptance if candidates depend on the path.
+    """Build the tree with the highest expected acceptance if a node's candidates depend on the path to it.
 
-    `expand`, called once per level, returns the candidates below each of the level's nodes, the likeliest first. At
-    most `nodes` / 2 nodes of a level are expanded. A child is worth less than its parent. So the descendants of a node
-    outside of the best `nodes` are outside, too.
+    `expand` is called once per level. It returns the candidates below each of the level's nodes, the likeliest first.
+    Only nodes that are among the `nodes` best so far are expanded, and at most `nodes` / 2 of a level. A child is worth
+    less than its parent, so other nodes have no descendants among the best.
     """
     entries: list[tuple[float, int, int, float]] = [(1.0, -1, root, 1.0)]  # worth, parent, token, chance
     parents, level, least = [0], [0], 0.0
