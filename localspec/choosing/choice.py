@@ -67,7 +67,7 @@ class Choice(LoadSpec):
     idle: str = ""  # a sentence that says why a GPU of this machine is not used
 
     def with_figures_of(self, later: "Choice") -> "Choice":
-        """Return this choice with the speeds, the M, the rule and the reasons of the choice `later`."""
+        """Return this choice with the expected speeds, the cost-effectiveness, the rule and the reasons of `later`."""
         names = ["reason", "tokens_per_second", "measured", "speedup", "cost_effectiveness"]
         names += ["peak_measured", "rule", "off_reason"]
         return replace(self, **{name: getattr(later, name) for name in names})
@@ -84,9 +84,9 @@ class Choice(LoadSpec):
 
     @property
     def pace(self) -> tuple[str, ...]:
-        """The expected speed in words, then M and the rule that chose the drafter, then the form of a draft model.
+        """The expected speed in words, then M and the rule that chose the drafter, then the draft model's precision.
 
-        Unknown figures are left out.
+        M is the cost-effectiveness: speedup ÷ relative memory. Unknown figures are left out.
         """
         words: list[str] = []
         if (speed := self.tokens_per_second) is not None:

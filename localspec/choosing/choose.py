@@ -50,11 +50,11 @@ LOST = {"nf4": 28, "int4": 5}  # per cent of perplexity, from Q4_1 on a GPU (doc
 
 @dataclass(frozen=True)
 class Attempt:
-    """A set of plans for one device. `ranked` holds every plan for the device, the best M first.
+    """The plans to run a model on one device. `ranked` holds all plans, the most cost-effective (highest M) first.
 
-    `eligible` holds the plans that the settings allow, the preferred one first. If the device cannot meet the settings,
-    or the model is not here in a form that the device can load, there are no plans, and `refused` gives the reason.
-    `no_room` is set if the named draft model does not fit.
+    `eligible` holds the plans that the settings allow, the preferred one first. There are no plans if the device cannot
+    meet the settings, or cannot load the files of the model on this machine; `refused` then gives the reason. `no_room`
+    is set if the draft model that the settings name does not fit.
     """
 
     ranked: Sequence[RunPlan] = ()
@@ -75,7 +75,7 @@ class Attempt:
 def choose(
     card: TargetCard, settings: Settings, machine: Machine | None = None, measurements: MeasurementSource | None = None
 ) -> Choice:
-    """Return the choice for a model that is here, with every setting on `auto` filled in.
+    """Decide how to run a model that is on this machine: every setting that is `auto` gets a value.
 
     Raises UsageMistake for a setting that is impossible on this machine, NotHere if a setting needs the original
     weights and only a packed form is here, DoesNotFit, and the errors of `inspect`.
@@ -317,7 +317,7 @@ def _choice(
 def _draft(
     small: Model, device: Device | None, settings: Settings, machine: Machine, measurements: MeasurementSource
 ) -> LoadSpec:
-    """Return how a draft model is loaded: in the precision that fits and has the best M.
+    """Return how a draft model is loaded: in the most cost-effective precision (highest M) that fits.
 
     Raises UsageMistake if there is no such device, NotHere if the draft model is here only in a packing for another
     device, and DoesNotFit.
@@ -352,8 +352,10 @@ def _how_loaded(plan: RunPlan) -> dict[str, Any]:
 def _too_large(
     card: TargetCard, smallest: RunPlan, context: int | None, machine: Machine, measurements: MeasurementSource
 ) -> str:
-    """Return the error text: how much memory is missing, and a model that would fit, preferably one that is already
-    here."""
+    """Return the error text for a model that does not fit: the missing memory, and a model that fits instead.
+
+    Models that are on this machine are preferred.
+    """
     device = smallest.precision.device
     needed, usable = distinct(gib, smallest.bytes, device.usable)
     disk = ", with half of its experts on the disk" if smallest.on_disk else ""

@@ -65,7 +65,7 @@ class ForwardCosts:
 
 @dataclass
 class CurrentCosts:
-    """A shared holder of the costs of forwards. They are estimated at first, and later replaced by `timed` costs."""
+    """The costs of a model's forwards, shared by all that use them: estimates at first, later `timed` costs."""
 
     model: ForwardCostModel
     timed: bool
@@ -80,10 +80,10 @@ class CurrentCosts:
 
 @dataclass(frozen=True)
 class FromDisk:
-    """A cost model for a mixture of experts, of which `on_disk` bytes of experts stay on the disk.
+    """A cost model for a mixture of experts that does not fit in memory: `on_disk` bytes of its experts are not loaded.
 
-    A forward reads only the chosen experts from the disk, and requests them in advance. Experts on the disk
-    are assumed to be chosen as often as experts in memory.
+    A forward reads only the chosen experts from the disk, and requests them in advance. Experts on the disk are assumed
+    to be chosen as often as experts in memory.
     """
 
     in_memory: ForwardCostModel
@@ -98,7 +98,7 @@ class FromDisk:
 
 @dataclass(frozen=True)
 class StepCosts:
-    """A `ForwardCostModel` of whole plain steps: the forward and the time that Python takes."""
+    """A `ForwardCostModel` of whole plain steps: to the time of each forward it adds the time that Python takes."""
 
     forwards: ForwardCostModel
 
@@ -109,8 +109,8 @@ class StepCosts:
 def training_hours(tokens: int, read: float, trained: float, product: float) -> float:
     """Return about how many hours a training on `tokens` tokens takes.
 
-    Each token is multiplied by `read` weights without a gradient and by `trained` weights with a gradient. A weight
-    used twice counts twice. `product` is the seconds for one weight and one row.
+    Each token is multiplied by `read` weights that are not trained, and by `trained` weights in forward and backward
+    passes. A weight counts once for each of these products. `product` is the seconds for one weight and one row.
     """
     return OVERHEAD * tokens * (read + trained) * product / 3600
 
@@ -175,12 +175,12 @@ def bandwidth_of(device: Device) -> float:
 
 
 def copying(device: Device) -> float:
-    """Return the copy bandwidth in bytes/s, first-touch page faults included."""
+    """Return the estimated bandwidth of copying into newly allocated memory, in bytes/s."""
     return bandwidth_of(device) / 4
 
 
 def reading(device: Device, dtype: str, quantize: str) -> float:
-    """Return the seconds that a device takes to read a weight."""
+    """Return the seconds that a device takes to read one weight from its memory."""
     if device.backend == "cpu":  # torch unpacks weights before it multiplies by them
         quantize = "none"
     size = device.block_bits / 8
@@ -191,10 +191,10 @@ def reading(device: Device, dtype: str, quantize: str) -> float:
 
 @dataclass(frozen=True)
 class Rates:
-    """The seconds for reading a weight, for multiplying it by one row, for a layer, and for a row in a layer.
+    """The seconds of basic operations: reading a weight, multiplying it by one row, a layer, and each row in a layer.
 
-    `attended` is the seconds in which one row attends to one number of a key or value. If it is 0, keys and values cost
-    as much as weights. `overlap` is the exponent p in `product`: (reading^p + multiplying^p)^(1/p) seconds.
+    `attended` is the time for one row to attend to one number of a cached key or value; if it is 0, such a number costs
+    as much as a weight. `overlap` is the exponent p in `product`: (reading^p + multiplying^p)^(1/p) seconds.
     """
 
     read: float
@@ -234,10 +234,10 @@ class Rates:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The estimated cost of a model's forwards.
+    """The estimated costs of a model's forwards, from its `shape` and a device's `rates`.
 
-    `reads`, if known, counts the weights that every step reads, and the weights of all experts. Each count is a number
-    of bytes divided by the model's average bytes per weight, because `rates` are the seconds for an average weight.
+    `reads`, if known, is (weights that every step reads, weights of all experts). Both are numbers of bytes divided by
+    the model's average bytes per weight, because `rates` are the seconds for an average weight.
     """
 
     shape: Shape

@@ -60,7 +60,10 @@ HELD_OUT = 0.78
 
 @dataclass(frozen=True)
 class Acceptance:
-    """The expected tokens per step that each further node of a draft adds, largest first; `origin` is their source."""
+    """The tokens per step that each node of a draft is expected to add (`gains`), the largest first.
+
+    `origin` says in words where these numbers come from.
+    """
 
     gains: tuple[float, ...]
     origin: str
@@ -75,11 +78,10 @@ class Acceptance:
 
     @classmethod
     def tree(cls, levels: Sequence[Sequence[float]], nodes: int, origin: str) -> "Acceptance":
-        """Return the acceptance of the best tree of at most `nodes` nodes; `levels` [depth][rank] has candidates'
-        chances.
+        """Return the acceptance of the best tree of at most `nodes` nodes, given each candidate's chance.
 
-        The gain of a node is the product of the chances on its path. The node with the largest gain is always added
-        next (Medusa, §3.3.3).
+        `levels` [depth][rank] are the chances. The gain of a node is the product of the chances on its path. The node
+        with the largest gain is always added next (Medusa, §3.3.3).
         """
         ranked = [sorted(level, reverse=True) for level in levels]
         gains: list[float] = []
@@ -152,12 +154,12 @@ def speed(
 
 @dataclass(frozen=True)
 class DrafterCandidate:
-    """A drafter that could be used. `name` is its name for `--drafter`. `bytes` is all the memory it takes, with its
-    cache.
+    """A drafter that could be used, with what is known about its memory, speed and acceptance.
 
-    `draft_seconds(nodes)` is the time of a draft of that many nodes. `acceptance` is None if it is unknown. `replies`
-    are the figures of this drafter's replies on this machine, if there are any. `trained` are its weights, `small` is
-    its small model. `published` is set if the drafter must be fetched or trained first.
+    `name` is its name for `--drafter`. `bytes` is all the memory it takes, with its cache. `draft_seconds(nodes)` is
+    the time of a draft of that many nodes. `acceptance` is None if it is unknown. `replies` are the figures of this
+    drafter's replies on this machine, if there are any. `trained` are its weights, `small` is its small model.
+    `published` is set if the drafter must be fetched or trained first.
     """
 
     name: str
@@ -194,8 +196,10 @@ class DrafterCandidate:
 
 
 def reply_key(drafter: str, trained: Sequence[DrafterCard], small: TargetCard | None) -> str:
-    """Return the key of a drafter's measured replies in the store: the drafter's name, and the path, size and time of
-    its weights, or the path of its small model."""
+    """Return the key under which the store keeps figures of replies with a drafter.
+
+    The key has the drafter's name, and the path, size and time of its weights, or the path of its small model.
+    """
     if not trained:
         return drafter if small is None else f"{drafter} of {small.path}"
     described = []
@@ -210,8 +214,8 @@ def reply_key(drafter: str, trained: Sequence[DrafterCard], small: TargetCard | 
 class DraftModelEstimate:
     """A draft model: its card, its bytes as loaded, and the costs of its forwards.
 
-    `share` is the bytes that its step reads, relative to a step of the target. `named` says whether models.toml lists
-    it as the target's draft model, so that the file's published figures apply.
+    `share` is the bytes that its step reads, divided by those that a step of the target reads. `named` says whether
+    models.toml lists it as the target's draft model, so that the file's published figures apply.
     """
 
     card: TargetCard
@@ -266,7 +270,7 @@ def _unmeasured(
 
 
 def _merged(loadable: Mapping[str, DrafterCandidate], at: CostInputs) -> Iterator[DrafterCandidate]:
-    """Yield the combinations of drafters that earlier replies used. Only replies can show what a combination gains."""
+    """Yield the combinations of drafters that earlier replies used; for others it is unknown what they gain."""
     for name in sorted({key.partition(" of ")[0].removesuffix(WITH_PHRASES) for key in at.replies if "+" in key}):
         parts = [loadable[piece] for piece in name.split("+") if piece in loadable]
         if 1 < len(parts) == len(name.split("+")):
@@ -275,10 +279,10 @@ def _merged(loadable: Mapping[str, DrafterCandidate], at: CostInputs) -> Iterato
 
 
 def _with_phrases(bare: DrafterCandidate, chains: bool) -> Iterator[DrafterCandidate]:
-    """Yield a drafter without phrases, then with phrases.
+    """Yield a drafter without phrases, then with phrases, which are expected to raise its acceptance.
 
-    Phrases are not expected to raise the acceptance of a small model, which itself predicts most tokens of a phrase.
-    With `chains` no acceptance is raised: a draft is then a single path, where a phrase only replaces other tokens.
+    There are two exceptions. A small model itself predicts most tokens of a phrase. If drafts are `chains`, a phrase
+    only replaces other tokens.
     """
     yield bare
     acceptance, phrases = bare.acceptance, expected("phrases")
@@ -367,7 +371,7 @@ def _draft_seconds(
     small: DraftModelEstimate | None = None,
     tokens: int = 0,
 ) -> Callable[[int], float]:
-    """Return the seconds of a draft as a function of its nodes. `tokens` is the draft vocabulary's size (0: all)."""
+    """Return a function from a draft's nodes to its seconds. `tokens` is the draft vocabulary's size (0: all)."""
     costs = cost.StepCosts(small.costs) if small else at.costs  # a draft model's forwards are whole steps
     tokens = tokens or at.shape.vocab_size
     inputs = DraftCost(

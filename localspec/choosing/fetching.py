@@ -30,9 +30,9 @@ WIDEST, SLACK = 4.5, 64 * 2**20
 
 @dataclass(frozen=True)
 class PullSet:
-    """The repositories to fetch, the model first, and a clause `why` that explains the choice of the drafter.
+    """What `pull` fetches: repositories, the model's first. The clause `why` explains the choice of the drafter.
 
-    The drafter is from the `recommendation`, which is None if the user named the drafter or the sizes are unknown.
+    `recommendation` is the plan with this drafter; None if the user named the drafter or the sizes are unknown.
     """
 
     sources: tuple[Source, ...]
@@ -47,13 +47,13 @@ def pull_set(
     measurements: MeasurementSource,
     settings: Settings = _ANY,
 ) -> PullSet:
-    """Return the downloads for a registered model: the model, and the named drafter, or else the published drafter that
-    pays most.
+    """Return what to fetch for a registered model: the model, and a published drafter.
 
-    A drafter without a stated license is fetched only if it is named. `settings` say how the model is loaded, and by
-    which rule drafters are compared. For a model without a repository, such as the embedded one, only the drafter is
-    fetched. An MTP layer needs no download, since it is in the model's files. Raises UsageMistake for a drafter that
-    nobody publishes for the model, and for a packing that this machine does not offer.
+    The drafter is the named one, or else the one that pays most. A drafter without a stated license is fetched only if
+    it is named. `settings` say how the model is loaded, and by which rule drafters are compared. For a model without a
+    repository, such as the embedded one, only the drafter is fetched. An MTP layer needs no download, since it is in
+    the model's files. Raises UsageMistake for a drafter that nobody publishes for the model, and for a packing that
+    this machine does not offer.
     """
     entry = card.entry
     assert entry is not None
@@ -145,12 +145,12 @@ def fit(
     chosen: Recommendation | None = None,
     named: bool = False,
 ) -> tuple[bool | None, str]:
-    """Return whether a model with `weights` bytes of weights fits this machine, and a clause with details.
+    """Return whether a model with `weights` bytes of weights fits this machine, and a clause that gives the reason.
 
     The settings decide how the model is loaded, as far as a device allows. `drafter_bytes` is the size of a drafter
-    that is fetched too. `chosen` is the recommendation of `pull_set` for the same model; the clause then leaves out the
-    recommendation's reason. If the user `named` a drafter, the clause does not give the speed with another drafter. The
-    first value is None if config.json gives no sizes (`shape` is None), or sizes that do not match the weights.
+    that is fetched too. `chosen` is the recommendation of `pull_set` for the same model, if there is one. The clause
+    includes the recommendation's reason, unless `chosen` is given or the user `named` a drafter. The first value is
+    None if config.json gives no sizes (`shape` is None), or sizes that do not match the weights.
     """
     if shape is None:
         return None, "it is unknown whether the model fits: its config.json does not say how large it is"

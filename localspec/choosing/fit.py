@@ -27,7 +27,7 @@ MOST_PARKED = 4 * 2**30  # bytes of parked texts: caches of other conversations,
 
 
 def packed(weights: int, rows: int, quantize: str, backend: str) -> int:
-    """Return the bytes of packed matrices with `weights` weights and `rows` output channels on a `Device.backend`."""
+    """Return the bytes of packed matrices with `weights` weights and `rows` output channels, for a `Device.backend`."""
     if backend in ("native", "cpu"):  # int8 of our library: 64 weights share a scale in fp16
         return int(weights * FOUR_BITS / 8) if quantize == "int4" else weights + weights // 64 * 2
     if quantize == "int8":  # a scale for each channel
@@ -76,8 +76,7 @@ def states(shape: Shape, dtype: str) -> int:
 
 
 def parking(left: int) -> int:
-    """Return the bytes that parked texts may take of the `left` bytes that a model leaves free: half, up to
-    MOST_PARKED.
+    """Return the bytes that parked texts may take: half of the `left` bytes that are free, up to MOST_PARKED.
 
     Parked texts are earlier prompts whose cache stays in memory. No prediction of memory includes them, since they are
     dropped when memory becomes scarce.
@@ -100,9 +99,9 @@ def drafter_numbers(dtype: str, quantize: str, backend: str) -> tuple[float, int
 
 
 def unread(shape: Shape, quantize: str, backend: str, tokens: int) -> int:
-    """Return the bytes of the embedding and of the table of layer inputs that stay on the disk: rows of unused tokens.
+    """Return the bytes of the embedding and of the table of layer inputs that `tokens` tokens do not need in memory.
 
-    Blocks of GGUF files are copied into memory, so for them the result is 0.
+    They stay on the disk. Blocks of GGUF files are copied into memory, so for them the result is 0.
     """
     if backend != "native" or quantize in ("none", BLOCKS):
         return 0
@@ -116,9 +115,9 @@ def unread(shape: Shape, quantize: str, backend: str, tokens: int) -> int:
 def on_disk(quantize: str, backend: str, experts: int, over: int) -> int:
     """Return the bytes of experts that stay on the disk if a model needs `over` bytes more memory than it may take.
 
-    `experts` are the bytes of all experts. The result is 0 if the model fits. It is also 0 with dense weights and for
-    engines other than the native one, because no mapped file holds the experts then. At most half of the experts may
-    stay on the disk, because reading more for each token would be too slow. A model that needs more does not fit.
+    `experts` are the bytes of all experts. At most half of them may stay on the disk, because reading more for each
+    token would be too slow. A model that needs more does not fit. The result is 0 if the model fits. It is also 0 with
+    dense weights or without the native engine, because no mapped file holds the experts then.
     """
     return min(over, experts // 2) if over > 0 and backend == "native" and quantize != "none" else 0
 
@@ -141,7 +140,7 @@ def workspace(shape: Shape, dtype: str, quantize: str, backend: str, tokens: int
 
 
 def _row(shape: Shape) -> int:
-    """Return how many numbers torch holds for a row while it passes one layer."""
+    """Return how many numbers torch holds in memory for each row that passes through a layer."""
     widest = shape.widest
     numbers = widest.head_dim * (2 * shape.num_heads + 2 * widest.num_kv_heads)
     return numbers + 4 * shape.hidden_size + 4 * widest.intermediate_size + 2 * shape.num_layers * shape.layer_inputs[0]
@@ -187,9 +186,9 @@ def _native_forward(shape: Shape, dtype: str, quantize: str, tokens: int) -> int
 
 
 def loading(shape: Shape, dtype: str, quantize: str, backend: str) -> int:
-    """Return the extra bytes while the largest matrix is packed: the matrix and its packed copy.
+    """Return the extra bytes that loading needs: for the largest matrix and its packed copy.
 
-    With torch on a CPU the extra bytes are a dense matrix, into which torch unpacks a matrix before multiplying.
+    With torch on a CPU they are the bytes of a dense matrix, into which torch unpacks each matrix before multiplying.
     """
     if quantize == "none" or backend == "native":  # the native engine packs once, piece by piece, and maps the file
         return 0

@@ -43,12 +43,13 @@ Step = TypeVar("Step")
 
 @dataclass(frozen=True)
 class ReplyStats:
-    """Figures of replies with one drafter here: tokens per step, nodes per step, drafting seconds per verifying second.
+    """Figures of replies with one drafter on this machine.
 
-    Unlike tokens/s, none of the three depends on the load of the machine. `rest` is the time of a step that is neither
-    drafting nor verification, also per verifying second. `peak` is the most bytes that the process used, and
-    `drafter_bytes` is the drafter's part of them. `tokens` is the total length of these replies; earlier replies count
-    less. `replies` is their number, or 0 if an earlier version did not count them.
+    `length` and `nodes` are tokens and nodes per step. `drafting` is the seconds of drafting for each second of
+    verification, and `rest` the same for anything else in a step. Unlike tokens/s, these do not depend on the load of
+    the machine. `peak` is the most bytes that the process used, and `drafter_bytes` is the drafter's part of them.
+    `tokens` is the total length of these replies; earlier replies count less. `replies` is their number, or 0 if an
+    earlier version did not count them.
     """
 
     length: float
@@ -72,7 +73,7 @@ class ReplyStats:
 
 @dataclass(frozen=True)
 class ModelMeasurements:
-    """Measurements of one model in one precision here: costs of forwards, and figures of replies by `reply_key`."""
+    """Measurements of one model in one precision: costs of forwards, and figures of replies by `reply_key`."""
 
     costs: ForwardCostModel | None = None
     replies: Mapping[str, ReplyStats] = field(default_factory=dict)
@@ -157,8 +158,7 @@ class MeasurementCache:
 
     @cached_property
     def idle(self) -> bool:
-        """Whether other programs left all cores idle from the opening of the cache until the first use of this
-        property."""
+        """Whether other programs left all cores idle since the cache was opened. The first use decides this once."""
         time.sleep(max(0.0, self._opened + LOOK_SECONDS - time.monotonic()))
         return self._idle_cores() == physical_cores()
 
@@ -198,7 +198,7 @@ def model_subject(weights: str, device: str, dtype: str, quantize: str, exact: b
 
 
 def with_kernels(subject: str, device: str, cache: MeasurementCache) -> str:
-    """Return the key `subject`, with a suffix if libraries and not localspec's own kernels compute on this device."""
+    """Return the key `subject`, with a suffix if this device computes with other kernels than localspec's own."""
     return f"{subject} · by libraries" if cache.recall(LIBRARIES, versions(device)) else subject
 
 
@@ -219,8 +219,8 @@ def reply_stats(sums: Sequence[float]) -> ReplyStats | None:
 def with_reply(sums: dict[str, list[float]], drafter: str, statistics: Statistics) -> dict[str, list[float]]:
     """Return `sums`, the summed figures of replies by drafter, with one more reply. Earlier replies count less.
 
-    The peak is not summed: the lowest one is kept. A peak above OTHERS times the bytes of model, drafter and cache is
-    ignored, since it may include other models that this process had loaded before.
+    The memory peak is not summed: the lowest one is kept. A peak above OTHERS times the bytes of model, drafter and
+    cache is ignored, since it may include other models that this process had loaded before.
     """
     new = (
         statistics.acceptance_length * statistics.steps,  # includes the token that ended the reply, since it took time
@@ -239,7 +239,7 @@ def with_reply(sums: dict[str, list[float]], drafter: str, statistics: Statistic
 
 
 def _file_of_experts(path: Path) -> Path | None:
-    """Return the largest file of a model's experts: a packed copy, or else an original file.
+    """Return the largest file from which a model's experts are read: a packed copy, or else an original file.
 
     Return None for an original file on another disk than packed copies. Raises LocalspecError and OSError for a model
     whose files cannot be read.
@@ -254,11 +254,10 @@ def _file_of_experts(path: Path) -> Path | None:
 
 
 class Measurements(MeasurementSource):
-    """A source of this machine's measurements. If the bandwidth of memory is unknown, it is measured for half a second
-    per device, unless `quiet` is set.
+    """A source of this machine's measurements. It measures a bandwidth that is unknown, unless `quiet` is set.
 
-    `exact` and `context` say how models will be loaded. Costs measured with both are preferred, then costs measured
-    with only `exact`, then costs measured with neither.
+    This takes half a second per device. `exact` and `context` say how models will be loaded. Costs measured with both
+    are preferred, then costs measured with only `exact`, then costs measured with neither.
     """
 
     def __init__(

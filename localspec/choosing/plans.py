@@ -1,4 +1,4 @@
-"""Lists the plans to run one model on a device (precision, drafter, bytes, speed, M), and decides which to take."""
+"""Lists plans to run one model on a device, with speed, memory and cost-effectiveness M, and decides which to take."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -70,10 +70,9 @@ class Precision:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """One plan to run a model: the bytes it needs, the tokens/s it should reach, and its M against plain decoding.
+    """One plan to run a model: the bytes it needs, the tokens/s it should reach, and its cost-effectiveness M.
 
-    `memory` is the bytes that M counts. The source is the measured peak of replies if `peak_measured`, otherwise a
-    prediction.
+    `memory` is the bytes from which M is computed: predicted, or derived from measured replies if `peak_measured`.
     """
 
     precision: Precision
@@ -95,7 +94,7 @@ class RunPlan:
 
     @property
     def peak_measured(self) -> bool:
-        """Whether M uses a peak that was measured here."""
+        """Whether M is computed from a memory peak that was measured on this machine."""
         return self.candidate.replies is not None and self.candidate.replies.peak > 0
 
     @property
@@ -109,7 +108,7 @@ class RunPlan:
 
     @property
     def short(self) -> bool:
-        """Whether this plan makes memory short, so that M decides instead of speed."""
+        """Whether this plan takes so much memory that plans are compared by M instead of by speed."""
         return self.bytes > SHORT * self.precision.device.usable
 
 
@@ -174,8 +173,8 @@ def run_plans(
 ) -> list[RunPlan]:
     """Return every plan to run a model in these precisions, the best M first, with trees of up to `most` nodes.
 
-    If `most` is None, `auto_nodes` decides. The baseline of M, v₀ and m₀, is the model's fastest plain decoding that
-    fits, or the fastest plain decoding if none fits.
+    M is the cost-effectiveness, relative to the model's fastest plain decoding that fits, or to the fastest plain
+    decoding if none fits. If `most` is None, `auto_nodes` decides.
     """
     plans = [plan for precision in precisions for plan in _plans_in(model, precision, measurements, most, context)]
     plans = _in_one_packing(_in_default_packing(plans, model), model, measurements)
@@ -189,7 +188,7 @@ def run_plans(
 
 
 def _in_default_packing(plans: list[RunPlan], model: Model) -> list[RunPlan]:
-    """Return the plans in the default packing of a model's GGUF file. If none of them fits, return the other plans.
+    """Return the plans in the default packing of a model's GGUF file, or the other plans if none of them fits.
 
     Where the default packing is not offered, as on a GPU, dense weights take its place, since int8 would lose more. A
     mixture of experts is packed again only on request, because a packed copy takes many gigabytes, and experts can also
@@ -223,10 +222,9 @@ def _in_one_packing(plans: list[RunPlan], model: Model, measurements: Measuremen
 
 
 def _comfortable(model: Model, precision: Precision, measurements: MeasurementSource) -> bool:
-    """Return whether plain decoding would be comfortable if only the memory's bandwidth limited it.
+    """Return whether plain decoding would reach a comfortable speed if only the memory's bandwidth limited it.
 
-    Timed forwards do not count here, so that a measurement never changes the packing, and with it the text that a seed
-    gives.
+    Timed forwards are not used, because a measurement must not change the packing, on which the text of a seed depends.
     """
     device = precision.device
     if device.engine != "native":  # torch unpacks weights: int4 takes less memory, but not less time
@@ -240,8 +238,7 @@ def _comfortable(model: Model, precision: Precision, measurements: MeasurementSo
 
 
 def auto_nodes(device: Device, costs: ForwardCostModel | None) -> int:
-    """Return the largest number of nodes of a tree if the settings name none: more on a GPU where more rows are nearly
-    free.
+    """Return the default limit on the nodes of a tree: more on a GPU on which more rows take hardly more time.
 
     `costs` is None if forwards were not timed: an estimate does not justify wider trees.
     """
@@ -379,12 +376,12 @@ def _rates(precision: Precision, measurements: MeasurementSource) -> Rates:
 def best(
     ranked: Sequence[RunPlan], here: bool = True, allow_plain: bool = True, rule: Literal["auto"] | Rule = "auto"
 ) -> RunPlan | None:
-    """Return the fastest plan that fits, or the plan with the highest M if the fastest plan makes memory short; None if
-    no plan can be taken. The result names the rule that decided.
+    """Return the fastest plan that fits, or the plan with the highest M if the fastest takes too much memory (`short`).
 
-    `rule` may name one of these rules, speed or memory, to be used in any case. A more complex drafter is taken only if
-    it is CLEARLY better. With `here`, only plans that can be loaded now count. Without `allow_plain`, plain decoding
-    does not count. A plan that is worse than plain decoding is never taken.
+    Return None if no plan can be taken. The result names the rule that decided. `rule` may fix this rule: "speed" or
+    "memory". A more complex drafter is taken only if it is better by the factor `CLEARLY`. With `here`, only plans that
+    can be loaded now count. Without `allow_plain`, plain decoding does not count. A plan that is worse than plain
+    decoding is never taken.
     """
     possible = [
         plan
@@ -428,11 +425,11 @@ def plain_of(plan: RunPlan, ranked: Sequence[RunPlan]) -> RunPlan:
 
 
 def _complexity(plan: RunPlan) -> tuple[int, int, bool]:
-    """Return a sort key: the rank of the plan (0: simplest), its bytes, and whether it lacks phrases that cost nothing.
+    """Return a sort key for plans, the simplest first: a rank, the drafter's bytes, and whether it lacks phrases.
 
     Phrases rank before plain decoding, since nothing is drafted while phrases do not pay. If replies showed that
     looking up phrases takes time, they rank after plain decoding. Of two drafters with the same bytes, the one with
-    phrases comes first, since the gain of phrases grows with use.
+    phrases comes first if looking them up costs almost nothing, since the gain of phrases grows with use.
     """
     if plan.candidate.name == "phrases":
         free = plan.candidate.draft_seconds(max(plan.nodes, 1)) * plan.speed < NEXT_TO_NOTHING

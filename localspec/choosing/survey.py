@@ -47,11 +47,11 @@ _BITS = {"": 16.0, "Q8_0": 8.5, "Q4_K_M": 4.9, "Q4_0": 4.7}  # average bits of a
 
 
 def suited_form(entry: Entry, packing: str | None, packed: bool = False) -> Form | None:
-    """Return the form of a model, such as a GGUF type, that `pull` fetches instead of the original weights, or None.
+    """Return the published form of a model, such as a GGUF type, that `pull` fetches instead of the original weights.
 
-    The result is the smallest form by the model's publisher that suits `packing`, in which the model will be kept.
-    `packed` says that the file would be packed again, not read as it is. The result is None if `packing` is None, if no
-    form suits it, if the model has terms to accept, or if a drafter of the entry must be trained with original weights.
+    It is the smallest form by the model's publisher that suits `packing`, in which the model will be kept. `packed`
+    says that the file would be packed again, not read as it is. Return None if `packing` is None, if no form suits it,
+    if the model has terms to accept, or if a drafter of the entry must be trained with original weights.
     """
     weights = [kind_of(drafter.kind) for drafter in entry.drafters if drafter.kind in kinds(*WEIGHTS)]
     to_train = any(drafter.kind in kinds("weights") and drafter.source is None for drafter in entry.drafters)
@@ -96,12 +96,12 @@ class ToFetch:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The best plan to run a model on a machine; the plan fits if any plan does. `reason` explains the plan, or why
-    there is no plan.
+    """The best plan to run a model on a machine. If no plan fits, it is the plan that lacks the least memory.
 
-    `speedup` is the speed with drafts relative to plain decoding in the same precision; None if nothing fits. `pace` is
-    the tokens/s predicted from the machine only, so that the choice of a model does not depend on earlier replies.
-    `passed_over` says why a small model or a damaged drafter is not used, and `idle` why a GPU is not used.
+    `reason` explains the plan, or why there is none. `speedup` is the speed with drafts relative to plain decoding in
+    the same precision; None if nothing fits. `pace` is the tokens/s predicted from the machine only, so that the choice
+    of a model does not depend on earlier replies. `passed_over` says why a small model or a damaged drafter is not
+    used, and `idle` why a GPU is not used.
     """
 
     card: TargetCard
@@ -126,8 +126,8 @@ class Recommendation:
 
     @property
     def comfort(self) -> float:
-        """The factor for the model's quality on this machine: 1 at a comfortable speed or more, and smoothly less
-        below it."""
+        """The factor for the model's quality on this machine: 1 at a comfortable speed or more, less for a slow
+        model."""
         share = min(1.0, self.pace / (COMFORTABLE * (THINKING if self.thinks else 1.0))) ** 2
         return (1 + FALLING) * share / (share + FALLING)
 
@@ -187,7 +187,7 @@ def recommendations(
 ) -> list[Recommendation]:
     """Return the recommendation of each registered model, the highest quality first.
 
-    With `here`, models and drafters that must be fetched first do not count.
+    With `here`, only models and drafters that are on this machine count.
     """
     cards = known()
     results: list[Recommendation] = []
@@ -306,11 +306,11 @@ def preferred(every: Sequence[Recommendation], prefer: Prefer | None = None) -> 
 
 
 def mixture_words(chosen: Recommendation, every: Sequence[Recommendation], prefer: Prefer | None = None) -> str:
-    """Return sentences about the mixtures of experts that are better than `chosen`, or "".
+    """Return sentences about the mixtures of experts that are better than `chosen`, or "" if there are none.
 
-    `chosen` is the result of `preferred` with the same `prefer`. Models with terms to accept are left out. Mixtures
-    that fit are listed with their predicted speeds: first those rejected for their speed, then those rejected because
-    of `prefer`. Of the mixtures that do not fit, the smallest is listed with the reason, and the larger ones by name.
+    `chosen` is the result of `preferred` with the same `prefer`. Models with terms to accept are left out. First come
+    the mixtures that fit, with their predicted speeds: those that are too slow, then those that `prefer` excludes. Of
+    the mixtures that do not fit, the smallest is listed with the reason, and the larger ones by name.
     """
     better = [
         option
