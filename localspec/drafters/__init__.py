@@ -1,1 +1,1 @@
-"""One file per method of drafting; `trained.py` is the base of drafters with weights, and loads them."""
+"""One file per drafting method; `trained.py` is the base of methods with weights, and loads them."""

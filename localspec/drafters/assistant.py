@@ -36,8 +36,7 @@ MOST_CLUSTERS = 2**16
 
 @dataclass(frozen=True)
 class AssistantOptions:
-    """The options of an assistant. `depth` is the largest number of levels of a draft. A draft ends sooner if another
-    level would not pay.
+    """The options of an assistant. A draft has at most `depth` levels, and fewer if others would not save time.
 
     `config` is the text of the config.json of the assistant's layers. The vocabulary is divided into `clusters` of
     equal size, and only the tokens of the `nearest` clusters are scored. With 0 clusters all tokens are scored. Raises
@@ -60,7 +59,7 @@ class AssistantOptions:
 
 
 def layers_of(options: AssistantOptions, target: TransformerConfig, context: int) -> tuple[TransformerConfig, Rope]:
-    """Return the sizes of the assistant's layers with the target layer that each reads, and the rotation of positions.
+    """Return the sizes and the rotation of the assistant's layers, each with the target's layer whose keys it reads.
 
     Raises UsageMistake for layers that are not an assistant's, or were made for another target.
     """
@@ -167,13 +166,13 @@ class Drafter(PathDrafter):
             self._length += len(rows)
 
     def rewind(self, length: int) -> None:
-        """Discard the target's state if it is after `length` tokens. Draft nothing until it reads a token."""
+        """Go back to the first `length` tokens. If the stored state is later, draft nothing until the next step."""
         if length < self._length:
             self._state, self._length = None, length
         super().rewind(length)
 
     def resume(self, state: DrafterState, tokens: Sequence[int]) -> None:
-        """Continue after a text that the target already holds. The state is unknown until the target reads a token."""
+        """Continue a text of which the target has a cache. Nothing is drafted until the target reads another token."""
         self._length = len(tokens)
 
     @QUIET

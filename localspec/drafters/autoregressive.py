@@ -20,5 +20,5 @@ class Autoregressive(Textless):
 
 
 def build(ingredients: Ingredients) -> Autoregressive:
-    """Build the drafter of plain decoding, which needs no ingredients."""
+    """Build the drafter of plain decoding. It has the signature of other `build` functions, but uses no ingredients."""
     return Autoregressive()

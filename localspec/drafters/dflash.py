@@ -29,13 +29,13 @@ CAUSAL = ("windows", "all", "none")
 
 @dataclass(frozen=True)
 class DFlashOptions:
-    """The publisher's description of a drafter. `config` is the config.json of its layers. `states` are the target's
-    states that the drafter reads, by their indices in Hugging Face's hidden_states. `mask` is the mask token's id, and
-    `block` the number of tokens of a block, including the root.
+    """The options of a published DFlash drafter. `config` is the config.json of its layers.
 
-    `causal` says in which layers a row of the block sees no later row: the layers with a window, all layers, or none.
-    Embeddings are multiplied by `scale`, and logits by `multiplier`. With a `cap`, logits x become cap · tanh(x / cap);
-    0 is no cap. Raises UsageMistake for impossible values.
+    `states` are the target's states that the drafter reads, by their indices in Hugging Face's hidden_states. `mask` is
+    the mask token's id, and `block` the number of tokens of a block, including the root. `causal` says in which layers
+    a row of the block sees no later row: the layers with a window, all layers, or none. Embeddings are multiplied by
+    `scale`, and logits by `multiplier`. With a `cap`, logits x become cap · tanh(x / cap); 0 is no cap. Raises
+    UsageMistake for impossible values.
     """
 
     config: str = ""
@@ -92,7 +92,7 @@ def layers_of(options: DFlashOptions, target: TransformerConfig, context: int) -
 
 
 class Layer:
-    """A decoder layer. It makes the keys and values of the text from features instead of states."""
+    """A decoder layer of the drafter. It makes the text's keys and values from features (the target's states)."""
 
     def __init__(
         self, compute: Compute, sizes: TransformerConfig, rope: Rope, tensors: Mapping[str, Array], name: str
@@ -135,8 +135,7 @@ class Layer:
 
 
 class NormedFeatures(Features):
-    """Some of the target's states for each token, joined by the matrix `fc` and normed, one row [hidden_size] per
-    token."""
+    """A store of features, one row [hidden_size] per token: some of the target's states, joined by `fc` and normed."""
 
     def __init__(self, compute: Compute, options: DFlashOptions, eps: float, tensors: Mapping[str, Array]) -> None:
         self.layers, self._eps = options.places, eps
@@ -262,8 +261,8 @@ class Drafter(ParallelDrafter):
         return logits[: self.depth], states[: self.depth]
 
     def _block_logits(self, ids: Rows, *places: Any) -> tuple[Rows, ...]:
-        """Return logits and states of those rows of a block that predict tokens (`FIRST` and later). ids [rows, 1] are
-        the block's tokens; `places` are the results of `attention.reserve_rows` of all layers, in one sequence."""
+        """Return logits and states of the rows of a block that predict tokens. ids [rows, 1] are the block's tokens.
+        `places` has the results of `attention.reserve_rows` for all layers, one after the other."""
         target, each = self.compute.target, len(places) // len(self._layers)
         x = target.embed(ids[:, 0]) * self._scale
         for index, layer in enumerate(self._layers):

@@ -1,4 +1,4 @@
-"""A draft model: a small target, decoded by the same decode step as the target that it drafts for."""
+"""A draft model: a small language model, decoded by the same decode step as the target, whose text is the draft."""
 
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -36,25 +36,23 @@ WIDTH = 4  # candidates of a level: the small model's own pick and its siblings
 
 
 class DraftModel:
-    """Speculative decoding with a small model (Leviathan et al. 2023, §2; Chen et al. 2023). The draft is the small
-    model's text.
+    """A drafter whose drafts are the text of a small model (Leviathan et al. 2023, §2; Chen et al. 2023).
 
-    The small model samples with the noise that the target's picks will use, so sampled text is accepted almost as often
-    as greedy text. A drafter `inner` with its own budget may speed up the small model (Ouroboros, §3.1). `inner`
-    observes the tokens that the small model commits. Each token is read once. If a whole draft was accepted, its last
-    token is read together with the bonus token. The target has the ids below `vocabulary`.
+    The small model samples with the same noise as the target, so sampled text is accepted almost as often as greedy
+    text. It may itself decode speculatively, with the drafter `inner` and a budget (Ouroboros, §3.1). `inner` observes
+    the tokens that the small model commits. Only token ids below `vocabulary` are drafted, because the target has no
+    others.
 
-    Without `costs` of the small model's forwards a draft is the papers' chain, of at most `length` tokens (None: the
-    whole tree). With costs it is a tree: other likely tokens of the small model become siblings of its picks, with
-    calibrated chances. The chain grows as long as some longer chain is expected to save more time than it takes:
+    Without `costs` of the small model's forwards, a draft is the papers' chain of at most `length` tokens (None: as
+    many as the tree may have). With costs it is a tree: other likely tokens become siblings of the small model's picks,
+    with calibrated chances. The chain grows while a longer one is expected to save more time than it takes:
 
         context   a ─ b ─ c ─ · ─ ·   b and c are picks, d and e the next likely tokens. Drafting continues if, for
                   └ d └ e             some number of further picks, chance(b) · chance(c) · (q + q² + …) tokens are
                                       worth more than the further picks cost; q is how often a pick is right.
 
-    If `inner` proposes phrases, the small model reads them in one forward, and a draft needs fewer forwards. The small
-    model may first have to read many tokens, for example a prompt. It then rests as long as phrases predict the reply,
-    or as long as the reply is too short to repay the reading.
+    The small model must read a prompt before it can draft. It does not draft while this reading costs more than its
+    drafts would save, for example in short replies, or while phrases already predict the reply.
     """
 
     def __init__(
@@ -90,8 +88,7 @@ class DraftModel:
         return self.small.nbytes + self._cache.nbytes + self.inner.nbytes
 
     def observe(self, step: Step) -> None:
-        """Learn from the last draft. The next call of `draft` reads the committed text, unless the small model
-        rests."""
+        """Learn from the last draft. The small model reads the committed tokens in the next call of `draft`."""
         self._replied = self._replied + len(step.committed) if step.tree else 0
         for depth, (level, pick, token) in enumerate(zip(self._levels, self._drafted, step.committed, strict=False)):
             self.calibration.learn(level, depth + 1, self._greedy, token)
@@ -129,8 +126,8 @@ class DraftModel:
     def draft(self, context: Context) -> DraftTree:
         """Return the draft, up to a token that ends a reply.
 
-        Return only the root if the small model rests, if no draft pays, or if its context is full. After logits with
-        NaN or inf, return only the root for the rest of the reply: this costs speed but changes no text.
+        Return only the root if drafting is not expected to save time, or if the context of the small model is full.
+        After logits with NaN or inf, return only the root for the rest of the reply.
         """
         count = len(context.committed)
         longest = min(context.nodes, self.length or context.nodes, self.small.context - count)
@@ -169,9 +166,9 @@ class DraftModel:
         return caterpillar(context.root, self._drafted, chances, context.nodes, SOURCE) if chances else root_only
 
     def _rests(self, context: Context) -> bool:
-        """Return whether the small model rests, because first reading many tokens does not pay yet.
+        """Return whether to draft nothing now, because the small model would first have to read too many tokens.
 
-        A reply is expected to continue for a little longer than it has lasted, so a short reply loses nothing.
+        A reply is assumed to continue for a little longer than it has lasted.
         """
         unread = len(self._tokens) - self._cache.length
         if self._costs is None or context.token_seconds is None or unread <= MANY:
@@ -182,11 +179,11 @@ class DraftModel:
         return reading > SAVED * (REPLY + self._replied) * context.token_seconds
 
     def _pays(self, context: Context, chance: float, depth: int, longest: int) -> bool:
-        """Return whether a longer draft is worth its time; `chance` is the chance that all picks so far are right.
+        """Return whether further picks should save time; `chance` is the chance that all picks so far are right.
 
-        All lengths are considered, because row cost is a staircase: the first row of a block costs as much as the whole
-        block. A draft model mostly predicts the same text as phrases, so it saves time only where phrases fail. The
-        prompt is read once for all later drafts, so its cost is not charged to this draft.
+        Several numbers of further picks are tried, because row cost rises in steps: the first row of a block costs as
+        much as the whole block. Phrases already propose some of the picks (`context.covered`), so only the others save
+        time. The time to read a prompt is not counted, because later drafts need the reading, too.
         """
         if self._costs is None or context.token_seconds is None:
             return True
@@ -262,7 +259,7 @@ class DraftModel:
 
 
 def build(ingredients: Ingredients) -> DraftModel:
-    """Build the draft model. If phrases will lengthen its drafts, phrases also draft for the small model itself."""
+    """Build the draft model. If phrases will lengthen its drafts, phrases also speed up its own decoding."""
     small, vocabulary, costs = ingredients.small, ingredients.target.vocab_size, ingredients.costs
     assert small is not None
     if costs is None or ingredients.fixed or not ingredients.with_phrases:

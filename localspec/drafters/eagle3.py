@@ -4,7 +4,7 @@ A row joins a token's embedding and the feature of the token before it (EAGLE-3,
 of the target's states. The target has not read the nodes below the root, so their features are the drafter layer's own
 states:
 
-    tokens      a    b    root  t     t'       t' is below t: its row sees all to the left, and no other branch
+    tokens      a    b    root  t     t'       t' is a child of t: its row sees all rows to its left
     features    -    f_a  f_b   s_b   s_t      f: of the target's states, s: the layer's own states
     predicts         root t …   t' …  …
 """
@@ -141,12 +141,13 @@ def _plain_layer(target: TransformerConfig) -> TransformerConfig:
 
 
 class Layer:
-    """The decoder layer. Its attention reads an embedding and a feature, each normed separately and then joined."""
+    """The drafter's decoder layer. Its attention reads an embedding and a feature, normed separately and then
+    joined."""
 
     def __init__(
         self, compute: Compute, sizes: TransformerConfig, rope: Rope | None, tensors: Mapping[str, Array], normed: bool
     ) -> None:
-        """Build the layer. With `normed`, attention's output is added to the normed feature, not to the feature."""
+        """Build the layer. If `normed`, the residual connection around attention starts from the normed feature."""
         self._compute, self._eps, self._adds_to_normed = compute, sizes.rms_norm_eps, normed
         self._norms = {
             name: compute.rows(tensors[name][None]) for name in ("embedding_norm", "feature_norm", "mlp_norm")
@@ -331,7 +332,7 @@ class Drafter(PathDrafter):
         return (self._layer(self._embed(ids[:, 0]), features, *places),)
 
     def _node_states(self, nodes: Rows, above: Rows, *places: Any) -> tuple[Rows, ...]:
-        """Return states and logits of nodes [rows, 2]: each node's token, and the parent's row in states `above`."""
+        """Return states and logits of nodes [rows, 2], which are pairs of a token and its parent's row in `above`."""
         features = self._normed(above) if self.options.output else above
         states = self._layer(self._embed(nodes[:, 0]), features[nodes[:, 1]], *places)
         return states, *self._root_logits(states)

@@ -1,4 +1,4 @@
-"""The ingredients of a drafter without training, from which the function `build` in its file makes the drafter."""
+"""The inputs of the `build` functions, which make the drafters that need no training."""
 
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, fields
@@ -13,9 +13,9 @@ MOST = 20  # of each hyperparameter
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """The hyperparameters of a small model's drafts. In Ouroboros `draft` is γ, `window` W, `phrase` β and `phrases` K.
+    """The settings of a small model's drafts. In Ouroboros `draft` is γ, `window` W, `phrase` β and `phrases` K.
 
-    Without a window only phrases of the pool speed up the draft. The defaults are the paper's recipe for two models
+    If the window is 0, only phrases of the pool speed up the small model. The defaults are the paper's for two models
     that mostly agree (table 11), except for the window, whose best width depends on the machine.
     """
 
@@ -42,11 +42,11 @@ class Hyperparameters:
 
 @dataclass(frozen=True)
 class Ingredients:
-    """The ingredients of a drafter. `with_phrases` says that phrases of the pool will lengthen its drafts.
+    """The inputs for making a drafter. `with_phrases` says that its drafts will be lengthened by phrases of the `pool`.
 
-    For a kind that needs a draft model, `small` is this model, with its hyperparameters, and `parts` names the parts of
+    If the drafter needs a small model, `small` is this model, with its hyperparameters, and `parts` names the parts of
     the method to use. `costs` are the costs of the small model's forwards; without costs all its drafts have the same
-    length. A `fixed` draft always fills the tree, even if this does not pay.
+    length. If `fixed`, drafts always fill the tree, even if this costs time.
     """
 
     target: ForwardModel[Any]

@@ -1,4 +1,4 @@
-"""S3D without training: the target drafts one token after another with some of its layers, which a probe chose."""
+"""S3D without training: the target drafts one token after another with some of its layers, which a search has found."""
 
 import time
 from collections import deque
@@ -26,19 +26,18 @@ REMEMBERED = 24  # drafts in the averages of accuracy and seconds
 
 
 class Layers(Textless):
-    """Self-speculative decoding (Zhang et al. 2023; S3D, §2.2) with the target's own keys and values of the text.
+    """A drafter that runs some of the target's own layers (Zhang et al. 2023; S3D, §2.2) on the target's cache.
 
-    Each draft forward reads one row through the kept layers and adds the likeliest next tokens to the tree. The next
-    forward continues from the likeliest of them. Drafting ends if another forward is expected to take more time than
-    its tokens save:
+    Each draft forward reads one row and adds the likeliest next tokens to the tree. The next forward continues from the
+    likeliest of them. Drafting ends if another forward is expected to take more time than its tokens save:
 
         root ─ a ─ b ─ c      reads root, a, b       a, a', a'' are candidates after the root, a the likeliest
              ├ a'  └ b'
              └ a''
 
-    Times are averages over recent drafts and verifications. With `fixed`, trees have a fixed size, and a draft fills
-    the tree. The drafter holds no weights and no text. `measured` lists the layers that it reads, and how often they
-    were right.
+    Times are averages over recent drafts and verifications. If `fixed`, a draft always fills the tree, whose size is
+    fixed. The drafter has no weights and stores no text. `measured` lists the layers that it runs, and how often their
+    guesses were right.
     """
 
     def __init__(self, target: DraftableModel[Any], measured: MeasuredLayers, fixed: bool = False) -> None:
@@ -157,10 +156,11 @@ def probe(
 
 
 def schedule(layers: int, most: int, available: int) -> tuple[int, int, int]:
-    """Return the most thorough schedule of a probe with at most `most` reads, each a forward of up to `ROWS` tokens.
+    """Return the most thorough schedule of a search for layers with at most `most` reads.
 
-    The schedule is the number of sets of layers to try in all rounds, of layers that a round removes, and of reads with
-    each set. The replies are long enough for `available` reads.
+    A read is a forward of up to `ROWS` tokens; the replies are long enough for `available` reads. The schedule is the
+    number of sets of layers to try in total, the number of layers that each round removes, and the number of reads for
+    each set.
     """
     for together in range(1, layers + 1):
         counts = range(layers, max(1, layers // LEAST), -together)  # numbers of layers at the beginning of each round
@@ -178,7 +178,7 @@ def reads_in(replies: Sequence[Text]) -> int:
 def probing_layers(
     target: DraftableModel[Any], replies: Sequence[Text], most: int | None = None
 ) -> Measuring[list[MeasuredLayers]]:
-    """Search like `probe`, and yield after each forward that reads with some of the layers; return the best layers."""
+    """Search like `probe` and return the best layers. Yield the progress after each forward through a set of layers."""
     count = target.compute.target.sizes.num_layers
     least, available = max(1, count // LEAST), reads_in(replies)
     tries, together, reads = schedule(count, NO_BOUND if most is None else most, available)
@@ -234,10 +234,11 @@ def _first_reads(replies: Sequence[Text], reads: int) -> list[Text]:
 def agreeing(
     target: DraftableModel[Any], replies: Sequence[Text], subsets: Sequence[Sequence[int]]
 ) -> Measuring[list[MeasuredLayers]]:
-    """Return how often the likeliest, the second likeliest, … token of each set of layers is a reply's next token.
+    """Measure how often the tokens that each set of layers ranks first, second, … are a reply's next token.
 
-    Replies are read `ROWS` tokens at once, like a draft that was right so far. The first row sees the text with the
-    keys and values of all layers. Row d also sees the d rows before it, with keys and values of the subset's layers.
+    Up to `ROWS` tokens of a reply are read at once, as if all had been drafted correctly. The first row sees the text
+    with the keys and values of all layers. Row d also sees the d rows before it, with keys and values of the set's
+    layers.
     """
     model, greedy = target.compute.target, Sampling()
     hits, total, reads = np.zeros((len(subsets), PROBED_RANKS)), 0, 0

@@ -1,7 +1,7 @@
 """Lookahead: the target also computes guesses for later tokens, which become phrases (Fu et al. 2024; Ouroboros, §3.1).
 
-A window of guesses follows the root. Each forward also computes the model's pick after every guess. Guesses taken from
-the previous forward come closer to the model's real text.
+A window of guessed tokens follows the root. Each forward also computes the model's pick after every guess, and these
+picks are the guesses of the next forward. So guesses come closer and closer to the text that the model would write.
 """
 
 import random
@@ -61,7 +61,7 @@ class Lookahead(Textless):
         """Keep the window: it holds guesses, which may be wrong anyway."""
 
     def draft(self, context: Context) -> DraftTree:
-        """Return the root with the window below it, without columns for which nodes are lacking."""
+        """Return the root with the window below it. If there are too few nodes, the window has fewer columns."""
         columns = min(self._columns, context.nodes // self._depth)
         if not columns:
             return DraftTree((context.root,), (-1,))

@@ -44,8 +44,8 @@ class MedusaOptions:
     matrix, and each adds a change of rank `private_rank` to it (0: no change). The heads propose the `vocabulary` most
     frequent tokens of the training text (0: all; -1: 8,192 if the model has more than 32,768, otherwise all).
 
-    With `linear` the first block reads the state and the root's embedding. The block adds its result to a linear map of
-    both instead of to the state. Least squares find this map before training begins.
+    With `linear` the first block reads the state and the root's embedding, and its residual connection is a linear map
+    of both. Without it the first block reads only the state. Least squares find the map before training begins.
 
     `tree`: "confident" builds each tree from the step's probabilities. "static" (the sparse tree, §3.3.3) and "dense"
     (all products of each head's first candidates, §3.1.2) are built once from measured accuracies. "chain" has one
@@ -178,7 +178,7 @@ class Drafter(ParallelDrafter):
         self.forget_draft()
 
     def draft(self, context: Context) -> DraftTree:
-        """Return the tree of the heads that `_heads_needed` counts, all computed at once."""
+        """Return the draft tree. All heads that recent trees needed are computed at once."""
         if self._state is None or not context.nodes:
             return DraftTree((context.root,), (-1,))
         rows = self._draft_heads(self._state, context.root, self._heads_needed(context))
@@ -202,8 +202,10 @@ class Drafter(ParallelDrafter):
         return min(heads, max(1, *self._reached))
 
     def _static(self, context: Context, logits: Logits) -> DraftTree:
-        """Return the tree that was built from accuracies, with this step's tokens. The tree has no chances: the budget
-        estimates them."""
+        """Return the tree whose shape was chosen from measured accuracies, filled with this step's tokens.
+
+        It has no chances, so the budget estimates them.
+        """
         nodes = context.nodes
         positions, count = self.positions(context, logits), min(nodes, RANKS)
         levels = logits.candidates(positions, count, context.sampling, self._vocabulary.ids)

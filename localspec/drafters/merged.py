@@ -27,21 +27,19 @@ class _Share:
 
 
 class Merged:
-    """Any number of drafters for the same root. Their trees are merged into one tree, which the target verifies in one
-    forward.
+    """A combination of several drafters, whose trees are merged into one for the target to verify in one forward.
 
-    Equal tokens below one parent become one node. The node's confidence is the chance that at least one of its
-    proposers is right, if they were independent. Calibration turns that confidence into a chance, separately for each
-    set of proposers and each rank among siblings. For example, a token that two drafters propose is right more often.
-    The `nodes` likeliest nodes stay.
+    Equal tokens below one parent become one node. The node's confidence is the chance that at least one of the drafters
+    that proposed it is right, if they were independent. Calibration turns that confidence into a chance, separately for
+    each set of proposing drafters and each rank among siblings. For example, a token that two drafters propose is right
+    more often. The `nodes` likeliest nodes stay.
 
         a: root ─ x ─ y      b: root ─ x ─ z      merged: root ─ x (a+b) ─ y (a)
                                      └ w                       │        └ z (b)
                                                                └ w (b)
 
-    Where time matters, a drafter that costs more than it gains rests, and is tried again later. Every drafter observes
-    every step, whether or not it drafted. Drafters with probe nodes cannot be merged, nor can sampled drafts (the rule
-    `rejection`).
+    A drafter that costs more time than it gains is paused for some steps. Every drafter observes every step, whether or
+    not it drafted. Drafters with probe nodes cannot be merged, nor can sampled drafts (the rule `rejection`).
     """
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
@@ -114,10 +112,10 @@ class Merged:
         return self._proposed.tree(context.nodes, self.calibration, self._greedy)
 
     def _let_one_rest(self) -> None:
-        """Let the drafter that gains least for its time rest, if it gains too little.
+        """Pause the drafter that gains least for its time, if it gains less than it costs. Count down other pauses.
 
-        When a drafter begins or ends a rest, the gains of all are measured again: of two drafters that always agree,
-        neither seems to gain anything until the other rests.
+        After each change, the gains of all drafters are measured again. For example, of two drafters that always agree,
+        neither seems to gain anything until the other is paused.
         """
         rests = [share.rest for share in self._shares]
         for share in self._shares:
@@ -139,9 +137,9 @@ class Merged:
 
 
 class _Proposals:
-    """The nodes that the drafters proposed, by number: the root first, and parents before children.
+    """The nodes that the drafters proposed for one draft, by number: the root first, and parents before children.
 
-    Sets of drafters are bit masks, bit 0 for the first: `_by` has each node's proposers, `drafted` all drafters so far.
+    Sets of drafters are bit masks: `_by` has those that proposed each node, and `drafted` all that drafted.
     """
 
     def __init__(self, root: int) -> None:
@@ -191,7 +189,7 @@ class _Proposals:
         return likeliest_tree(entries, nodes, ["+".join(names) for names in self._names])
 
     def judge(self, committed: Sequence[int], calibration: Calibration, greedy: bool) -> None:
-        """Calibrate the chances by the committed tokens, down to the last committed token that was proposed."""
+        """Calibrate chances along the committed tokens, up to the first token that no drafter proposed."""
         node: int | None = 0
         for token in committed:
             if node is None:
@@ -202,7 +200,7 @@ class _Proposals:
             node = self._children[node].get(token)
 
     def reached(self, committed: Sequence[int], drafters: int) -> int:
-        """Return the number of committed tokens before the first token that these drafters did not propose."""
+        """Return how many committed tokens precede the first token that none of these drafters proposed."""
         node = count = 0
         for token in committed:
             below = self._children[node].get(token)

@@ -18,10 +18,9 @@ from localspec.drafters.pool import PhrasePool
 
 @dataclass(frozen=True)
 class Pair:
-    """A target and its small model: special tokens and vocabulary of the target, the small model, and the shared
-    phrases.
+    """A target and its small model: the target's special tokens and vocabulary, the small model, and a pool of phrases.
 
-    A phrase has only ids that both models know.
+    Phrases have only ids that both models know.
     """
 
     special: Collection[int]
@@ -33,11 +32,10 @@ class Pair:
 def draft_model(
     pair: Pair, chosen: Hyperparameters, accelerated: bool, costs: ForwardCostModel | None, fixed: bool
 ) -> DraftModel:
-    """Return the small model as a drafter. If `accelerated`, the small model decodes phrases instead of single tokens
-    (§3.1).
+    """Return the small model as a drafter. If `accelerated`, phrases speed up its own decoding (§3.1).
 
-    `costs` are the costs of the drafter's forwards. With costs the drafter decides in each step how far to draft, up to
-    γ tokens, and prunes its own trees. A `fixed` draft is as long as the tree has room for.
+    `costs` are the costs of its forwards. With them the drafter decides in each step how far to draft, up to γ tokens,
+    and prunes its own trees. A `fixed` draft is as long as the tree has room for.
     """
     length, deciding = (None, None) if fixed else (chosen.draft, costs)
     if not accelerated:
@@ -60,10 +58,10 @@ def ouroboros(
 ) -> Drafter:
     """Return Ouroboros: the small model's draft, then K phrases that begin with its last token (§3.2, eqs. 7 to 9).
 
-    The phrases are below the draft's last node, so they matter only if the whole draft is accepted. Phrases from
-    verification and from history (§3.3, §3.4) are in the pool. With the part `beside`, which is not in the paper,
-    phrases may also start at the root, which helps if the small model errs at once. With `costs`, that part adds any
-    number of phrases of any length, as long as they pay.
+    The phrases follow the draft's last node, so they matter only if the whole draft is accepted. The pool also has
+    phrases from verification and from history (§3.3, §3.4). With the part `beside`, which is not in the paper, phrases
+    may also start at the root, which helps if the small model's first token is wrong. With `costs`, that part adds
+    phrases of any number and length, as long as they save time.
     """
     drafted = draft_model(pair, chosen, "accelerating" in parts, costs, fixed)
     if "lengthening" not in parts:

@@ -67,7 +67,7 @@ class Replay:
 
     @property
     def sums(self) -> list[float]:
-        """Return what is saved: tokens, steps, nodes, seconds of drafting and of verification, and 0."""
+        """The figures as one list: tokens, steps, nodes, seconds of drafting, seconds of verification, and 0."""
         return [float(self.tokens), float(self.steps), float(self.nodes), self.drafting, self.verifying, 0.0]
 
 
@@ -95,11 +95,11 @@ class ReplayCache:
 
 
 class ReplayTarget:
-    """A target that repeats a known text. Its text does not depend on drafts, so it computes no forward.
+    """A target that repeats a known text without computing anything, because its text does not depend on drafts.
 
-    Its picks after tokens that are not in the text are `unknown`, an id beyond the vocabulary, which no pool takes. So
-    a replay learns no phrases from refused drafts, and slightly underestimates phrases from verification. If the picks
-    were the text's own tokens, a replay would overestimate such phrases.
+    Its pick after a token that is not in the text is `unknown`, an id beyond the vocabulary, which pools reject. So a
+    replay learns no phrases from refused drafts, and slightly underestimates what such phrases gain. With the text's
+    own tokens as picks, it would overestimate their gain.
     """
 
     row_multiple, branches, nbytes, device, precision = 1, True, 0, "cpu", "fp32"
@@ -157,8 +157,7 @@ class SimulatedBudget(Budget):
         self._workload, self._small, self._forwards = workload, small, small.forwards.copy() if small else Counter()
 
     def observe(self, step: Step, overhead: float = 0.0) -> None:
-        """Observe a step. In place of its drafting time, count the predicted cost of the small model's forwards, which
-        the load of the machine does not change."""
+        """Observe a step. Its drafting time is predicted from the small model's forwards, since measured times vary."""
         previous, self._forwards = self._forwards, self._small.forwards.copy() if self._small else Counter()
         new = self._forwards - previous
         drafting = sum(times * self._workload.draft_costs.at(rows, CONTEXT) for rows, times in new.items())
@@ -200,7 +199,7 @@ def replaying(drafter: Drafter, small: DraftModel | None, workload: Workload) ->
 
 
 def starting(costs: ForwardCostModel) -> Hyperparameters:
-    """Return the paper's hyperparameters, with the widest window whose rows cost almost nothing by `costs`."""
+    """Return the paper's hyperparameters with the widest window that hardly slows down the small model's forwards."""
     usual = Hyperparameters()
     widest = max(
         width for width in RANGES["window"] if _window_price(replace(usual, window=width), costs) <= NEARLY_FREE
@@ -209,7 +208,7 @@ def starting(costs: ForwardCostModel) -> Hyperparameters:
 
 
 def variants(name: str, best: Hyperparameters, costs: ForwardCostModel) -> list[Hyperparameters]:
-    """Return variants of `best` with every other value of the parameter `name`, without expensive windows."""
+    """Return copies of `best` with each other value of the parameter `name`, without windows that cost too much."""
     tried = [replace(best, **{name: value}) for value in RANGES[name]]
     return [
         variant
@@ -226,8 +225,8 @@ def _window_price(chosen: Hyperparameters, costs: ForwardCostModel) -> float:
 def searching(build: Build, workload: Workload, names: Sequence[str]) -> Measuring[Hyperparameters]:
     """Search for the best values of the parameters `names` (appendix B.2, algorithm 1), and return all parameters.
 
-    One parameter is searched after the other, from a good start; each search uses the best values found before. After
-    each step of a replay, yield how many values were tried, of how many.
+    The search starts from `starting`. It changes one parameter at a time and keeps the best value. After each step of a
+    replay, yield the number of values tried and the expected total.
     """
     costs, remaining = workload.draft_costs, [*names]
     best, least, done = starting(costs), float("inf"), 0

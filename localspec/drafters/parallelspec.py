@@ -5,8 +5,8 @@ The masks follow the root. Each row predicts the token one position after it:
     rows        … a b root m1 m2        kept in the drafter's own cache: … a b root, never a mask
     predicts    … b root  +1 +2 +3
 
-A mask's row does not know which token a tree has at its position. A low-rank correction adds this knowledge: it changes
-the row's logits by a few channels of the token and of the row.
+Mask rows are computed before it is known which tokens the tree has in their place. A low-rank correction then changes a
+mask's logits for each such token, by a few channels of the token and of the row.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -49,16 +49,18 @@ MOST_MASKS = 32
 
 @dataclass(frozen=True)
 class ParallelSpecOptions:
-    """The options of ParallelSpec. `masks` is k; a draft has one more token. `form` names the input: the tokens as in
-    Medusa ("medusa", eq. 3), tokens and the target's features as in EAGLE ("eagle", eq. 5), or tokens of a small
-    language model ("model").
+    """The options of ParallelSpec. `masks` is k; a draft has one more token. `form` names the input of the drafter:
 
-    The forms "medusa" and "eagle" have `layers` layers. By `begin` they start as the target's "last" or "first" layers,
-    or "fresh". `correction` is the rank of a correction (0: none).
+    - "medusa": the text's tokens (eq. 3);
+    - "eagle": the text's tokens with the target's features (eq. 5);
+    - "model": the text's tokens, read by a small language model.
 
-    In training, depth d is weighted by `decay`ᵈ (λ, eq. 3), and mask d is left out of a share 1 - (1 - `drop`)ᵈ of the
-    groups (PARD's conditional drop). `model` is the directory of the small language model, which is read once; `config`
-    is the content of its config.json. Raises UsageMistake for impossible values.
+    The forms "medusa" and "eagle" have `layers` layers. They begin training as copies of the target's "last" or "first"
+    layers, or "fresh" (`begin`). `correction` is the rank of the correction of masks' logits (0: no correction).
+
+    In training, depth d is weighted by `decay`ᵈ (λ, eq. 3). Of the positions that have masks, only the share (1 -
+    `drop`)ᵈ has mask d, but at least 0.2 (PARD's conditional drop). `model` is the directory of the small language
+    model, which is read once; `config` is the content of its config.json. Raises UsageMistake for impossible values.
     """
 
     masks: int = 4
@@ -370,6 +372,7 @@ class Correction:
         return bytes_of(self._near, self.far, self._out)
 
     def __call__(self, embeddings: Rows, far: Rows) -> Rows:
-        """Return the change [rows, draft vocabulary] of masks' logits; `far` is `self.far` called with the states."""
+        """Return the change [rows, draft vocabulary] of masks' logits. `far` is the result of `self.far` for the masks'
+        states."""
         compute = self._compute
         return self._out(compute.silu(self._near(compute.rms_norm(embeddings)) + far))

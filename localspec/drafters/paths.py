@@ -1,4 +1,4 @@
-"""Draft trees of drafters whose guesses depend on the tokens drafted before, and the calibration of these guesses."""
+"""Builds draft trees if a drafter's candidates depend on the tokens drafted before, and calibrates their chances."""
 
 import time
 from collections import deque
@@ -24,8 +24,7 @@ OverlapsOf = Callable[[Sequence[int], int], Sequence[float]]  # (nodes' tokens, 
 
 
 class Levels:
-    """A policy that decides from the results of earlier levels whether another level of a tree is expected to save more
-    than it costs."""
+    """A policy that decides from earlier results whether another level of a draft tree is expected to save time."""
 
     def __init__(self) -> None:
         self._right: list[float] = []  # by depth, how often the next token was among those proposed
@@ -33,10 +32,10 @@ class Levels:
         self._left_out: list[int] = []  # by depth, how many drafts in a row ended before it
 
     def pays(self, context: Context, depth: int, chance: float, remaining: int = 1) -> bool:
-        """Return whether a level repays its drafting and verification; `chance` is the sum of its paths' chances.
+        """Return whether drafting and verifying a level is expected to save time.
 
-        All numbers of further levels, up to `remaining`, are considered, because row cost is a staircase: the first row
-        of a block costs as much as the whole block.
+        `chance` is the chance that the draft is right up to this level. Up to `remaining` levels are considered
+        together, because row cost rises in steps: the first row of a block costs as much as the whole block.
         """
         self._know(depth)
         if context.token_seconds is None:
@@ -62,7 +61,7 @@ class Levels:
         self._seconds[depth].append(seconds)
 
     def judge(self, depth: int, right: bool) -> None:
-        """Record whether a level proposed the committed token, given that the levels above it were right."""
+        """Record whether the level at `depth` proposed the committed token, if all levels above it did."""
         self._know(depth)
         self._right[depth] += (float(right) - self._right[depth]) / JUDGED
 
@@ -74,7 +73,7 @@ class Levels:
 
 
 class PathTrees:
-    """A builder of a drafter's trees, level by level. It calibrates the drafter's confidence along the committed text.
+    """A builder of draft trees, level by level. It also calibrates the drafter's confidence along the committed text.
 
     A tree ends if another level would take longer than it is expected to save. With `chain`, or for a target that reads
     only chains, trees are chains.
@@ -113,8 +112,8 @@ class PathTrees:
         """Return the best tree of at most `depths` levels, or sampled chains for the rule `rejection`.
 
         `ids` are the tokens of the logits' columns (None: all tokens). `rejection` needs logits of all tokens.
-        With `overlaps` a candidate's chance is its probability times the expected overlap of its distribution with the
-        target's.
+        `overlaps` returns for each node how much the drafter's distribution is expected to overlap with the target's.
+        Chances of the node's children are multiplied by it.
         """
         drafter, sampling = self._drafter, context.sampling
         self.forget()

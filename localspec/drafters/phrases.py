@@ -1,4 +1,4 @@
-"""Drafts from phrases, by themselves or at the ends of another drafter's drafts (Ouroboros, §3.2)."""
+"""Drafts from phrases, either by themselves or as continuations of another drafter's drafts (Ouroboros, §3.2)."""
 
 import heapq
 import math
@@ -19,21 +19,21 @@ MOST = 4.0  # of the log odds, so that a change in the text shows within a few t
 
 
 class JointChances:
-    """A combination of two sets of chances for the next token, from a drafter and from phrases.
+    """A combination of two estimates of the next token's chances, from a drafter and from phrases.
 
-    Two rules combine them. While decoding, the committed tokens decide how much each rule counts:
+    Two rules combine them. The committed tokens decide how much each rule counts:
 
-    - Evidence: phrases know more than the drafter, for example more than heads that see one state. Chances are
-      multiplied, so a token that both propose rises, and tokens that only one proposes fall. Products of tokens that
-      only one or neither proposes are multiplied by CHANCE_MATCH, and all are divided by their sum:
+    - Evidence: the estimates are independent evidence, so chances are multiplied. A token that both propose becomes
+      likelier, and a token that only one proposes becomes less likely. Products of tokens that are not proposed by both
+      are multiplied by CHANCE_MATCH, and all are divided by their sum:
 
-          token        x     y     z    another
-          drafter     0.4   0.1    -      0.5
-          phrases     0.3    -    0.3     0.4
-          product     0.12  0.004 0.015   0.02
-          joint       0.75  0.03  0.09    0.13
+              token        x     y     z    another
+              drafter     0.4   0.1    -      0.5
+              phrases     0.3    -    0.3     0.4
+              product     0.12  0.004 0.015   0.02
+              joint       0.75  0.03  0.09    0.13
 
-    - Rest: the drafter has read the same text, as a draft model has. Its chances stay, and phrases share the rest.
+    - Rest: the drafter has read the same text, as a draft model has. Its chances stay, and phrases get the rest.
     """
 
     def __init__(self) -> None:
@@ -81,17 +81,15 @@ Path = tuple[int, ...]  # tokens from below the root to a node
 
 
 class WithPhrases:
-    """A drafter whose drafts are lengthened by phrases of the pool (Ouroboros, §3.2, eqs. 7 to 9), as one merged tree.
+    """A drafter that adds phrases of a pool to the drafts of another drafter, `inner` (Ouroboros, §3.2, eqs. 7 to 9).
 
-    If the inner drafter drafts nothing, this is the drafter `phrases`, with phrases at the root. Otherwise the inner
-    drafter gets two thirds of the nodes, and phrases follow at the ends of its draft. If phrases need fewer nodes, the
-    inner drafter gets the rest. `anywhere` is for drafters whose nodes have chances, for example trained ones. Then the
-    likeliest nodes of drafter and phrases stay, by `JointChances`. Phrases start at the root or at an end, and may
-    leave the inner draft at any node.
+    If `inner` drafts nothing, phrases start at the root. Otherwise `inner` gets two thirds of the nodes, and phrases
+    follow at the ends of its draft. If phrases need fewer nodes, `inner` gets the others. `anywhere` is for inner
+    drafters that estimate the chances of their nodes, for example trained ones. Then the likeliest nodes of both stay,
+    by `JointChances`, and phrases may branch off at any node.
 
     At most `max_phrases` phrases follow one end, each of at most `phrase_length` tokens (None: as many as there are
-    nodes). A `read_only` pool is written only by another drafter, which sees committed text: text of a draft model is
-    not committed yet.
+    nodes). If the pool is `read_only`, nothing is added to it here: the text of a draft model is not committed yet.
     """
 
     def __init__(
@@ -124,7 +122,7 @@ class WithPhrases:
         return self.inner.nbytes + (0 if self._read_only else self.pool.nbytes)
 
     def observe(self, step: Step) -> None:
-        """Add the text to the pool, learn from rejected nodes, and mark stored phrases that were right."""
+        """Add the committed text to the pool, learn from rejected nodes, and mark stored phrases that were accepted."""
         self.inner.observe(step)
         for depth, token in enumerate(step.committed if step.tree else ()):
             level, match = self._offered.get(tuple(step.committed[:depth]), ((), 0))
@@ -152,7 +150,7 @@ class WithPhrases:
             self.pool.rewind(length)
 
     def hand_over(self) -> DrafterState:
-        """Return the state of the inner drafter; the pool reads the text again."""
+        """Return the inner drafter's state. The pool needs none: `resume` adds the text to it again."""
         state = self.inner.hand_over()
         self.rewind(0)
         return DrafterState(inner=[state])
@@ -163,7 +161,8 @@ class WithPhrases:
             self.pool.extend(tokens)
 
     def _correct(self, step: Step) -> None:
-        """Replace phrases that were refused after the accepted path by the target's picks (Ouroboros, §3.3)."""
+        """Replace the pool's phrases that were refused right after the accepted path by the target's picks (Ouroboros,
+        §3.3)."""
         tree, path = step.tree, set(step.path)
         if tree is None or not tree.source or len(self.pool.tokens) < KEY_LENGTH:
             return
@@ -250,11 +249,10 @@ class WithPhrases:
         return covered
 
     def _level(self, path: Path, followers: Followers, at: int) -> list[tuple[float, Followers]]:
-        """Group continuations of `path` by their token at index `at`. Return the chance of each token with its
-        continuations.
+        """Group continuations of `path` by their token at index `at`. Return each group with the chance of its token.
 
-        The chance is calibrated by the share of the continuations' weight that this token has, and by the length of the
-        match before them.
+        The continuations have weights. The calibrated chance depends on the group's share of all weight, and on how
+        many tokens before the continuations match.
         """
         total = sum(weight for weight, _ in followers) + _DOUBT
         groups: dict[int, Followers] = {}
@@ -358,7 +356,7 @@ class _TreeBuilder:
             self._update_worth(child)
 
     def grow(self, tree: DraftTree) -> None:
-        """Add the nodes of `tree`, a longer draft of the same drafter, that this tree lacks."""
+        """Add those nodes of `tree` that this tree lacks; `tree` is a longer draft of the same drafter."""
         nodes = [0]
         for node in range(1, tree.size):
             parent, token = nodes[tree.parents[node]], tree.tokens[node]

@@ -26,7 +26,8 @@ StoredPhrase = tuple[int, bytes, bytes]  # key, before, after, as in the store
 
 
 class PhraseReader(Protocol):
-    """A reader of the phrases of earlier sessions, a few keys at a time."""
+    """A function that returns the saved phrases of earlier sessions for some keys, each of which is a pair of
+    tokens."""
 
     def __call__(self, keys: Sequence[int]) -> Sequence[Phrase]: ...
 
@@ -54,12 +55,12 @@ LearnedPhrase = tuple[int | None, tuple[int, ...]]  # the token before the phras
 
 
 class PhrasePool:
-    """Phrases of this and earlier conversations, by the two tokens before them.
+    """A pool of phrases from this and earlier conversations, which are looked up by the two tokens before them.
 
     Phrases contain only ids below `vocabulary`, the number of ids that all models of the pool know, and no id in
-    `special`. So a damaged store cannot break a reply. Without a `reader` of saved phrases the pool starts empty and
-    lives as long as the session. Without `text` nothing is looked up in the conversation itself. Without `verification`
-    nothing is learned from the target's picks at a draft.
+    `special`. So a damaged store cannot break a reply. Without a `reader` of stored phrases the pool starts empty.
+    Without `text` nothing is looked up in the conversation itself. Without `verification` nothing is learned from the
+    target's picks after refused tokens.
     """
 
     def __init__(
@@ -122,9 +123,10 @@ class PhrasePool:
                 self._add(tree.tokens[tree.parents[node]], tree.tokens[node], phrase)
 
     def correct(self, preceding: int | None, token: int, tried: Sequence[int], picks: Sequence[int]) -> None:
-        """Replace phrases after `preceding` that begin with `token` and the refused tokens `tried` (Ouroboros, §3.3).
+        """Replace learned phrases that the target refused (Ouroboros, §3.3).
 
-        The new phrase is `token`, followed by the target's `picks`.
+        Phrases after the token `preceding` are removed if they are `token`, followed by the refused tokens `tried`.
+        Then the phrase `token`, followed by the target's `picks`, is added.
         """
         if self._verification:
             for first, phrase in list(self._learned.get(token, ())):
@@ -205,7 +207,7 @@ class PhrasePool:
         return continuations or self._after_single(tail[-1], ahead)
 
     def mark_used(self, stored: StoredPhrase) -> None:
-        """Mark an accepted phrase of the store, which drops marked phrases last."""
+        """Record that a phrase from the store was accepted. The store removes such phrases last."""
         self._used[stored] = None
         if len(self._used) > MAX_KEYS:
             del self._used[next(iter(self._used))]

@@ -22,14 +22,14 @@ MAX_DEPTH = 64  # no tree has more nodes
 
 @dataclass(frozen=True)
 class S3DOptions:
-    """The options of S3D. A draft has `depth` tokens (γ). Layers count from 0. `skip` names the first and the last
-    skipped layer, as in "2-5"; `kept` lists the layers that are not skipped, as in "0,1,6,7". With neither, the middle
-    half is skipped.
+    """The options of S3D. A draft has `depth` tokens (γ). Layers are counted from 0.
 
-    `adapters` act only while drafting: on "all" linear layers, on "vko" (values, keys, output; appendix B) or "none".
-    `full` trains the kept layers themselves instead, which makes another target. If these layers are packed in few
-    bits, adapters are trained and then merged into them. The drafter proposes the `vocabulary` most frequent tokens of
-    the training text (0: all; -1: 8,192 if the model has more than 32,768). Raises UsageMistake for impossible values.
+    `skip` names the first and the last skipped layer, as in "2-5"; `kept` lists the layers that are not skipped, as in
+    "0,1,6,7". With neither, the middle half is skipped. `adapters` act only while drafting: on "all" linear layers, on
+    "vko" (values, keys, output; appendix B) or "none". `full` trains the kept layers themselves instead, which makes
+    another target. If these layers are packed in few bits, adapters are trained and then merged into them. The drafter
+    proposes the `vocabulary` most frequent tokens of the training text (0: all; -1: 8,192 if the model has more than
+    32,768). Raises UsageMistake for impossible values.
     """
 
     depth: int = 4
@@ -83,7 +83,7 @@ class S3DOptions:
 
 
 def _numbers(text: str, between: str) -> list[int]:
-    """Return ascending numbers from a text that separates them by `between`; [] for any other text."""
+    """Return the ascending numbers of a text such as "0,1,6", with `between` between them; [] for any other text."""
     parts = [part.strip() for part in text.split(between)]
     numbers = [int(part) for part in parts if part.isascii() and part.isdecimal() and len(part) < 5]
     rising = all(low <= high if between == "-" else low < high for low, high in pairwise(numbers))

@@ -1,4 +1,4 @@
-"""Semi-autoregressive drafting: the target's last state stands for the text, a tiny model for the tokens just drafted.
+"""Semi-autoregressive drafting: a head reads the target's last state, and a tiny model's state of the drafted tokens.
 
 q(d_j) = q_0(d_j | h_p, h_q(root, d_1, …)) (Semi-Autoregressive Decoding for Efficient LLM Inference, eq. 5). h_p is the
 target's state that predicted the root. It is known already and the same for the whole tree. h_q is updated from node to
@@ -91,7 +91,7 @@ class SemiOptions:
 
 @dataclass(frozen=True)
 class Widths:
-    """The channels of the tiny model's result (`recent`), of half the hidden layer (`wide`), and of the last matrix."""
+    """The widths of a drafter's matrices: h_q (`recent`), W_p and W_q (`wide`), and the last matrix (`outputs`)."""
 
     recent: int
     wide: int
@@ -208,11 +208,11 @@ class Drafter(PathDrafter):
     W_p and W_q each have a quarter of the target's width as in the paper, and a second hidden layer precedes W_3
     (§4.2).
 
-    W_3 over a whole vocabulary would be nearly all of the drafter's memory. By default W_3's result has hidden_size
-    channels instead, and the target's own head follows. W_p and W_q then have half of the target's width. Measured
-    roughly (demo model, 240 steps, one seed), this predicts as well as a separate matrix over the vocabulary, with a
-    fifth of the weights. With a quarter of the width it predicts a little worse. Each depth then costs one pass of the
-    target's head. A draft vocabulary makes that pass cheaper, but needs a copy of the head's rows for it.
+    W_3 over a whole vocabulary would be nearly all of the drafter's memory. By default W_3 has only hidden_size
+    outputs, the target's own head follows, and W_p and W_q have half of the target's width. In a rough measurement
+    (demo model, 240 steps, one seed) this predicted as well as a W_3 over the vocabulary, with a fifth of the weights.
+    Each depth then costs one pass of the target's head. A draft vocabulary makes that pass cheaper, but needs a copy of
+    the head's rows for it.
     """
 
     kind = "semi"

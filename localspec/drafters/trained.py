@@ -1,4 +1,4 @@
-"""The base of drafters with weights: options, tensors, stored states, and trees of drafts made in parallel.
+"""The base classes of drafters with weights, and what these drafters share: options, tensors, stored states, trees.
 
 A trained drafter is a directory: `drafter.json` describes it and the target it was made for, and `drafter.safetensors`
 holds its weights.
@@ -31,7 +31,10 @@ QUIET = np.errstate(over="ignore", invalid="ignore")  # NaN and inf only lose th
 
 
 def refuse_without_joint(kind: str, options: Any, names: Sequence[str]) -> None:
-    """Raise UsageMistake if one of `names`, options that only joint training has, was given without `joint`."""
+    """Raise UsageMistake if an option that works only with joint training was given without `joint`.
+
+    `names` are the names of such options.
+    """
     for option in fields(options):
         value = getattr(options, option.name)
         if option.name in names and value != option.default and not options.joint:
@@ -41,9 +44,9 @@ def refuse_without_joint(kind: str, options: Any, names: Sequence[str]) -> None:
 
 
 def check_options(kind: str, options: Any, checks: Sequence[tuple[str, object, str]]) -> None:
-    """Raise UsageMistake for an impossible option of a kind.
+    """Raise UsageMistake for the first option of a drafter that has an impossible value.
 
-    `checks` are the name of each option, whether its value is possible, and possible values in words.
+    Each check is the name of an option, whether its value is possible, and the possible values in words.
     """
     for name, possible, hint in checks:
         if not possible:
@@ -71,9 +74,9 @@ def draft_vocabulary(count: int, vocab_size: int) -> int:
 
 
 def check_vocabulary(least: int, most: int, vocab_size: int, what_to_do: str = TRAIN_AGAIN) -> None:
-    """Raise LocalspecError if a draft vocabulary has an id that the model does not have.
+    """Raise LocalspecError if a drafter proposes ids that the model does not have. The message ends in `what_to_do`.
 
-    `least` and `most` are its extreme ids. The message ends in `what_to_do`.
+    `least` and `most` are the smallest and the largest id that the drafter proposes.
     """
     if least < 0 or most >= vocab_size:
         raise LocalspecError(f"The draft vocabulary ('kept') has tokens that the model does not have; {what_to_do}.")
@@ -162,9 +165,9 @@ class Features:
 class TrainedDrafter(ABC):
     """A drafter with weights, made for one target. `Options` is a frozen dataclass of its options.
 
-    It computes in the precision of the target's activations, on the target's backend. `accuracies` [depth][rank] is how
-    often the token of that rank was right on held-out text, if that was measured. A drafter may store states of the
-    target in `_features`, and it may have its own `_model` that reads the text, with a `_cache`.
+    It computes on the target's backend, in the precision of the target's activations. `accuracies` [depth][rank] is how
+    often the candidate of that rank was right on held-out text, if that was measured. A drafter may store states of the
+    target in `_features`. It may also have a `_model` that reads the text itself, with a `_cache`.
     """
 
     kind: ClassVar[str]
@@ -265,7 +268,7 @@ class TrainedDrafter(ABC):
 
 
 class OfModel(ABC):
-    """A drafter that is a published language model or part of one: MTP, and kinds with a mask token."""
+    """A base class of drafters that are read from a published language model: from its MTP layer, or all of it."""
 
     @classmethod
     @abstractmethod
