@@ -1,1 +1,1 @@
-"""Loads the target, drafter and phrase pool of a choice, and measures costs and other properties of the model."""
+"""Loads the models, drafters and phrases that were chosen, answers prompts with them, and measures costs of a model."""

@@ -1,4 +1,4 @@
-"""Builds the drafter of a choice from its parts: weights, a small model, phrases, hyperparameters."""
+"""Builds the chosen drafter from its parts: trained weights, a small model, phrases and hyperparameters."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -67,10 +67,10 @@ def drafter_of(
     small: LoadedDraftModel | None,
     hyperparameters: Hyperparameters,
 ) -> Drafter:
-    """Build the drafter `choice.drafter`, such as "medusa+phrases". `small` is the draft model that a drafter may need.
+    """Build the drafter that `choice.drafter` names, such as "medusa+phrases". Several loaded drafters are merged.
 
-    `loaded` are trained drafters and the drafter of the target's own layers, if `choice` names any. Several drafters
-    are merged.
+    `loaded` are the drafters that were loaded before: trained ones, and the drafter `layers`. `small` is the draft
+    model, if the drafter needs one.
     """
     kind, with_phrases = kind_of(choice.drafter), choice.drafter.endswith(WITH_PHRASES)
     drafter: Drafter
@@ -101,8 +101,7 @@ def pool_of(
 
 
 def known_hyperparameters(choice: Choice, small: LoadedDraftModel, profile: ModelProfile) -> Hyperparameters:
-    """Return the result of an earlier search for this pair of models. Without such a result, return values that suit
-    the costs of the small model's forwards."""
+    """Return the result of an earlier search for this pair of models, or else values that suit the models' costs."""
     return searched_hyperparameters(choice, small, profile) or starting(small.costs)
 
 
@@ -126,9 +125,8 @@ def tuning(
 ) -> Measuring[Hyperparameters | None]:
     """Search for the best hyperparameters of this pair of models, whose forwards were timed, and save them.
 
-    Return None if the context has no room for a reply. Each trial replays greedy replies of the target. It starts with
-    the phrases of earlier sessions, as replies to users do, but without phrases of the replayed replies, which would
-    predict these replies perfectly.
+    Return None if the context has no room for a reply. Each trial decodes the same greedy replies of the target again.
+    It may use phrases of earlier sessions, but none of the replies themselves, which would predict these perfectly.
     """
     exchanges = yield from replying(target, QUESTIONS, Budget(choice.nodes, costs, target.branches))
     if not exchanges:
@@ -186,11 +184,11 @@ class SavedPhrases:
     def open(
         cls, store: Store, card: TargetCard, tokenizer: str, learn: bool, reporter: Reporter, earlier: str | None = None
     ) -> Self | None:
-        """Return the phrases of a model; None if nothing may be saved or the store cannot be used.
+        """Return the saved phrases of a model; None if nothing may be saved or the store cannot be used.
 
-        `tokenizer` and `earlier` are hashes of the tokenizer and the weights, by this and by an earlier version of
-        localspec. Without `earlier`, only phrases saved under the model's name or path are found. Problems with the
-        store are reported.
+        `tokenizer` is a hash of tokenizer and weights, by which the phrases are found. `earlier` is the same hash as an
+        earlier version of localspec computed it; without it, only phrases saved under the model's name or path are
+        found. Problems with the store are reported.
         """
         try:
             pool_id = store.phrases.pool(reference(card), tokenizer, str(card.path), make=learn, earlier=earlier)
@@ -204,7 +202,7 @@ class SavedPhrases:
         return self.store.phrases.look_up(self.pool_id, keys)
 
     def keep(self, pool: PhrasePool, start: int, conversation: int | None) -> bool:
-        """Add the phrases of a reply that began at token `start` to the pool, and save them if saving is allowed.
+        """Save the phrases that `pool` has learned from the reply since token `start`, if saving is allowed.
 
         Return False after a problem with the store, which is reported.
         """

@@ -78,14 +78,14 @@ def open_target(choice: LoadSpec, reporter: Reporter, share_with: Target | None 
 
 
 def saved_damage(file: Path) -> str | None:
-    """Return a clause about the damage of weights that were saved packed for a GPU; None if there is no damage."""
+    """Return a clause that says what is damaged in a file of weights packed for a GPU; None if nothing is damaged."""
     from localspec.nn.nf4_file import damage
 
     return damage(file)
 
 
 def find_step_form(target: Target) -> tuple[StepForm, str | None]:
-    """Return the fastest form of steps that keeps all bits, such as "captured" (CUDA graph), and why none is faster."""
+    """Return the fastest way to compute steps without changing a bit, such as "captured", and why none is faster."""
     from localspec.nn import step_forms
     from localspec.nn.target import Target as TorchTarget
 
@@ -94,7 +94,7 @@ def find_step_form(target: Target) -> tuple[StepForm, str | None]:
 
 
 def use_step_form(target: Target, form: StepForm) -> None:
-    """Make a torch target compute steps in this form from now on: "eager", "static" or "captured" (CUDA graphs)."""
+    """Make a torch target compute steps in this way from now on: "eager", "static" or "captured" (as CUDA graphs)."""
     from localspec.nn.target import Target as TorchTarget
 
     assert isinstance(target, TorchTarget)
@@ -107,8 +107,10 @@ def fills_rows(target: Any) -> bool:
 
 
 def recording_troubles(target: Target) -> tuple[str | None, str | None]:
-    """Return two reasons: why steps of a torch target, and why steps of drafters, are no longer recorded as CUDA
-    graphs. A reason is None if recording still works."""
+    """Return why steps of a torch target, and why steps of drafters, are no longer recorded as CUDA graphs.
+
+    A reason is None if recording still works.
+    """
     from localspec.nn.target import Target as TorchTarget
 
     assert isinstance(target, TorchTarget)

@@ -85,21 +85,22 @@ Phrases = Literal["user", "readonly", "off"]
 
 
 def phrases_allowed(settings: Settings) -> Phrases:
-    """Return how the phrases of earlier sessions may be used."""
+    """Return how the phrases of earlier sessions may be used: "user" (new ones are saved, too), "readonly" or "off"."""
     return "readonly" if settings.pool == "user" and not settings.log else settings.pool
 
 
 class Engine:
     """One loaded model with one conversation. Use it from one thread at a time.
 
-    With a store, saved measurements and phrases of earlier sessions are used. The phrases of each reply are saved in
-    the store unless `phrases` is "readonly" or "off". The `reporter` gets problems that do not affect the text, such as
-    a read-only store, and the progress of a slow first load. An engine shares the models of the engine `share_with`, as
-    far as both choices agree; the target must be the same, and only one of the engines may answer at a time.
+    With a store, measurements and phrases of earlier sessions are used, and those of this session are saved. If
+    `phrases` is "readonly", no phrases are saved, and if "off", none are used either. The `reporter` gets problems that
+    do not affect the text, such as a read-only store, and the progress of a slow first load. An engine shares the
+    loaded models of `share_with`, another engine with the same target, as far as both choices agree. Only one of the
+    two may answer at a time.
 
-    Unknown costs are estimated until `measure` measures them; with `measured` the constructor measures them. With
-    `tune` the constructor also searches hyperparameters; otherwise `measure` searches them. With `park`, texts that
-    were read stay in free memory, so that continuing an earlier conversation does not read it again. Raises DoesNotFit,
+    Costs of forwards are estimated until `measure` measures them. If `measured`, they are measured at once, by the
+    constructor. If `tune`, the constructor also searches hyperparameters, which `measure` does otherwise. With `park`,
+    the caches of earlier conversations stay in free memory, so that these need not be read again. Raises DoesNotFit,
     LocalspecError for a broken model, and UsageMistake if `choice.exact` is impossible.
     """
 
@@ -265,14 +266,14 @@ class Engine:
 
     @property
     def decode(self) -> Callable[[Sequence[int]], str]:
-        """A function that decodes token ids, without a reference to the model."""
+        """A function that decodes token ids. It holds no reference to the model, whose memory can then be freed."""
         return self.target.chat.tokenizer.decode
 
     @property
     def freed_memory(self) -> tuple[str, int]:
         """The device, and the bytes of its memory that become free when this engine is discarded.
 
-        On a CPU mapped files count as free, so only parked texts count.
+        On a CPU only parked texts count, because the memory of mapped weight files counts as free already.
         """
         session, device = self.session, self.choice.device
         sizes = (session.target.nbytes, session.drafter.nbytes, session.cache.nbytes) if device != "cpu" else ()
@@ -296,10 +297,9 @@ class Engine:
         return Report.before(self, sampling, load_seconds)
 
     def lend_core(self, lent: bool) -> None:
-        """Leave a core to the thread that draws the reply, or take it back if `lent` is false. Any thread of this
-        process may call this.
+        """Leave a CPU core to the thread that draws the reply, or take it back if `lent` is false.
 
-        A compute thread that loses its core delays all others, but a resting thread does not.
+        Otherwise a compute thread may lose its core, and all other compute threads wait. Any thread may call this.
         """
         self.target.lend_core(lent)
 

@@ -29,11 +29,10 @@ def fit_conversation(
     whole: bool = False,
     wanted: Callable[[], bool] = lambda: True,
 ) -> tuple[list[int], int, Limits]:
-    """Return the token ids of a conversation, the number of oldest turns that were left out, and the limits of the
-    reply.
+    """Return the token ids of a conversation, the number of oldest turns that were left out, and the reply's limits.
 
     `room` is the number of tokens that fit in memory, at most the context. With `whole`, no turn is left out. `wanted`
-    is called before the chat template is rendered, and while its text is tokenized.
+    says whether the reply is still wanted. It is called again and again, because tokenizing may take long.
 
     Raises UsageMistake if the prompt does not fit in the context, DoesNotFit if it does not fit in memory, Overlong if
     the conversation does not fit with `whole`, and Unwanted once `wanted` returns False.

@@ -181,7 +181,7 @@ def _chat_of(model: "GgufModel") -> "ChatTokenizer":
 
 
 def _rounding(header: Header, paths: Paths) -> list[str]:
-    """Return notices that and why a registered model's weights are copied once to a packed file; else []."""
+    """Return notices that a registered model's weights are copied once to a packed file, with the reason; else []."""
     from localspec.weights.gguf_weights import is_filed, rounded
 
     types = rounded(header)
@@ -208,7 +208,7 @@ def _rounding(header: Header, paths: Paths) -> list[str]:
 
 
 def _forget(former: PackedFile, paths: Paths) -> None:
-    """Delete the packed files of an earlier registration, `former`. They can be made again."""
+    """Delete the packed files that were made for `former`, an earlier registration. They can be made again."""
     for packed in packed_in(paths.packed):
         if packed.header.origin.revision == former.header.origin.revision:
             with suppress(OSError):
@@ -230,10 +230,10 @@ def _checked(file: Path) -> Path:
 def _name(
     file: Path, files: Mapping[str, tuple[int, str]], digests: Mapping[str, str], reporter: Reporter, paths: Paths
 ) -> str:
-    """Return a new model's name: its name in localspec's list of models, by `digests`, or a name that is not taken.
+    """Return a name for a new model: its name in localspec's list of models, by `digests`, or else an unused name.
 
-    A notice names earlier imports of the same files with other content. Their registrations stay, but copies of their
-    weights are deleted, because the earlier models cannot answer until the files have that content again.
+    If the same files were imported before with other content, a notice names these models. They stay registered, but
+    packed copies of their weights are deleted, because the files no longer have that content.
     """
     imported = imports(paths)
     older = [
@@ -279,7 +279,7 @@ def _holds_all(packed: PackedFile, model: "GgufModel") -> bool:
 
 
 def must_stay(file: Path) -> str:
-    """Return the name of a file with a clause: the file and the other parts of its model must stay where they are."""
+    """Return a phrase for the user: a file's name, and that it and other parts of its model must stay there."""
     others = len(parts_of(file)) - 1
     if not others:
         return f"{file}, which must stay there"

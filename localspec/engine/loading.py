@@ -1,4 +1,4 @@
-"""Loads each part of a choice: the target, the trained drafter, the draft model, the drafter of the target's layers."""
+"""Loads the parts of a chosen model: target, trained drafters, draft model, and the drafter of the target's layers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -90,7 +90,7 @@ def load_trained(choice: Choice, target: Target, profile: ModelProfile) -> list[
 
 
 def calibration_of(card: DrafterCard | None) -> Quantity[Calibration]:
-    """Return the name and JSON form of a drafter's saved calibration; without `card` the drafter is `layers`."""
+    """Return the name and JSON form for saving a drafter's calibration. None stands for the drafter `layers`."""
     return _calibration(f"{card.kind} {card.bytes} {card.path}" if card else "layers")
 
 
@@ -103,8 +103,7 @@ def calibrated(
 ) -> list[tuple[Quantity[Calibration], Calibration]]:
     """Return the calibrations of all drafters within `drafter`, each with the name and JSON form for saving it.
 
-    Calibrations of phrases, of the draft model and of merged drafters are replaced by the saved ones. Trained drafters
-    got their calibrations when they were loaded.
+    First load the saved ones of phrases, the draft model and merged drafters. Trained drafters already have theirs.
     """
     calibrations: list[tuple[Quantity[Calibration], Calibration]] = []
 
@@ -159,14 +158,14 @@ GUESSED = (0.5, 0.1, 0.05, 0.03)  # acceptance rate of candidates before a probe
 
 @dataclass(frozen=True)
 class _Flat:
-    """A cost model in which each forward costs 1, whatever its number of rows, for trees of a fixed size."""
+    """A cost model for trees of a fixed size: each forward costs 1, whatever its number of rows."""
 
     def at(self, rows: int, context: int) -> float:
         return 1.0
 
 
 def probing(target: Target, profile: ModelProfile) -> Measuring[list[MeasuredLayers]]:
-    """Find the layers that draft best in replies of the target, and save the result.
+    """Search for the layers that draft best in replies of the target, and save the result.
 
     Yield after each of at most `MOST_READS` forwards through some of the layers. The result is empty if the context is
     too short for a reply.
@@ -179,10 +178,10 @@ def probing(target: Target, profile: ModelProfile) -> Measuring[list[MeasuredLay
 
 
 def load_layers(choice: Choice, target: Target, profile: ModelProfile, costs: ForwardCostModel | None) -> Layers | None:
-    """Return the drafter of the target's own layers if the choice includes it. It uses the layers found by a probe, or
-    else `outer_layers`.
+    """Return the drafter of the target's own layers, if it was chosen; otherwise None.
 
-    Raises UsageMistake if the model has only one layer, or a layer that cannot draft without the other layers.
+    It uses the layers that a search has found, or else `outer_layers`. Raises UsageMistake if the model has only one
+    layer, or a layer that cannot draft without the other layers.
     """
     if all(kind.takes != "probe" for kind in drafting_kinds(choice.drafter)):
         return None
@@ -200,17 +199,17 @@ def load_layers(choice: Choice, target: Target, profile: ModelProfile, costs: Fo
 def take_best(
     drafter: Layers, target: Target, layers: Sequence[MeasuredLayers], choice: Choice, costs: ForwardCostModel | None
 ) -> None:
-    """Let the drafter use the fastest set of `layers`, by the costs of forwards on this machine."""
+    """Let the drafter use those of the measured sets of layers that are expected to be fastest on this machine."""
     shape = Shape.of(target.config.content)
     assert shape is not None
     drafter.take(best_layers(layers, shape, costs or _Flat(), choice.nodes))
 
 
 def best_layers(layers: Sequence[MeasuredLayers], shape: Shape, costs: ForwardCostModel, limit: int) -> MeasuredLayers:
-    """Return the layers with the most expected tokens/s, for a model of this shape with trees of up to `limit` nodes.
+    """Return the set of layers with the most expected tokens/s, with trees of up to `limit` nodes.
 
-    A draft of γ forwards through the share β of the model takes γβ plain steps (S3D, eq. 12, with γ passes instead of
-    one).
+    A draft runs γ forwards through the share β of the model, so it takes as long as γβ plain steps (S3D, eq. 12, but
+    with γ passes, not one).
     """
     head, plain = shape.embedding / shape.layer, costs.at(1, CONTEXT)
 
@@ -223,7 +222,7 @@ def best_layers(layers: Sequence[MeasuredLayers], shape: Shape, costs: ForwardCo
 
 
 def outer_layers(count: int) -> MeasuredLayers:
-    """Return the layers to draft with before a probe: the outer three quarters of all layers.
+    """Return the layers to draft with before a search has found better ones: the outer three quarters of all layers.
 
     Their acceptance rate is a guess, which the drafter corrects while it drafts.
     """

@@ -49,11 +49,11 @@ PATIENCE_SECONDS = 3.0
 
 
 def timing_forwards(target: Target) -> Measuring[ForwardCosts]:
-    """Measure forwards of 1 to 64 rows or more at two contexts, and yield after each. All take a few seconds or more.
+    """Time forwards of 1 to 64 rows or more at two lengths of the text. Yield after each forward.
 
-    Each size (number of rows) is timed once before any size is timed again, so that a busy moment slows all sizes. A
-    context that does not fit in memory is left out. Larger sizes are left out when a forward takes more than three
-    seconds. Pauses between two forwards do not count.
+    The whole measurement takes a few seconds or more. All numbers of rows are timed once before any is timed again, so
+    that a busy moment slows all of them. A text length that does not fit in memory is left out. Larger numbers of rows
+    are left out when a forward takes more than three seconds. Pauses between two forwards do not count.
     """
     device, smallest = target.device, target.cache(1)
     far = max(0, min(FAR, target.context - ROWS[-1]))
@@ -97,7 +97,7 @@ def timing_forwards(target: Target) -> Measuring[ForwardCosts]:
 
 
 def _turns(seconds: float) -> int:
-    """Return how many times each size of forward is timed, if timing each size once takes this many seconds."""
+    """Return how many times each forward is timed, if timing all of them once takes this many seconds."""
     for turns in range(1, MOST_REPETITIONS + 1):
         if turns * seconds > (ENOUGH_SECONDS if turns > 2 else PATIENCE_SECONDS):
             return turns
@@ -112,10 +112,10 @@ def picks_after(target: Target, cache: Any, tokens: Sequence[int]) -> list[int]:
 def _smoothed(
     rows: Sequence[int], contexts: Sequence[int], timings: dict[tuple[int, int], list[float]]
 ) -> ForwardCosts:
-    """Return the median of the repetitions of each measurement, except the first repetition. Costs never fall with
-    more rows or a longer context.
+    """Return the median time of each forward, corrected so that more rows or a longer context never cost less.
 
-    Disturbances only make a measurement longer, so of two contradictory measurements the shorter is right.
+    The first of several repetitions is left out. Disturbances only make forwards slower. So where two times contradict
+    each other, the longer time is replaced by the shorter.
     """
     seconds: list[list[float]] = []
     longer = [float("inf")] * len(rows)
@@ -135,7 +135,7 @@ LEAST_STEPS = 8  # in a reply that is judged
 
 
 class SpillWatch:
-    """A watch that warns once if steps on a GPU take many times as long as measured."""
+    """A watch that warns once if steps on a GPU become much slower than measured, as when its memory is full."""
 
     def __init__(self, device: str, costs: ForwardCostModel | None, reporter: Reporter) -> None:
         self._device, self._reporter = device, reporter
@@ -209,7 +209,7 @@ class ModelProfile:
         return exactness
 
     def checking(self, choice: LoadSpec, target: Target, widest: int) -> Measuring[Exactness]:
-        """Measure how exactly trees of up to `widest` rows are computed, and save the result.
+        """Run the self-test of how exactly trees of up to `widest` rows are computed, and save the result.
 
         Afterwards the target pads forwards to a multiple of `Exactness.multiple` rows.
         """

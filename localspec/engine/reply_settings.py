@@ -12,7 +12,7 @@ from localspec.models.chat_tokenizer import ChatTokenizer
 
 
 def requested_sampling(settings: Settings, generation: Mapping[str, Any], name: str = "") -> Sampling:
-    """Return the sampling by the settings, or else by `default_sampling`, with a new seed if none was given.
+    """Return the sampling that the settings ask for. The model's defaults and a new seed fill in what they leave open.
 
     `generation` is the model's generation_config.json, and `name` the model's name. Raises UsageMistake for a setting
     without effect.

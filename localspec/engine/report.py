@@ -12,10 +12,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class Report:
-    """The facts about a reply that are known before it begins.
+    """A maker of the JSON object of a reply, with the facts that are known before the reply begins.
 
-    `start` has the fields that do not depend on the course of the reply. `exactness` says in words how exact replies
-    are.
+    `start` has the fields that are known by then. `exactness` says in words how exact replies are.
     """
 
     start: dict[str, Any]

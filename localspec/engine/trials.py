@@ -1,5 +1,4 @@
-"""Trials of code that may crash the process, such as GPU kernels. Results are saved, and a trial that crashed twice is
-not repeated."""
+"""Trials of code that may crash the process, such as GPU kernels. Results are saved, and two crashes end the trials."""
 
 import os
 import time
@@ -26,9 +25,9 @@ ENDED = "the program crashed each time this was tried; it is tried again after a
 class TrialResult:
     """The result of a trial: its outcome, and `why` this is not the best outcome.
 
-    A `passing` result holds only for this session: the next session tries again. `tried_by` is the process that has
-    begun a trial and not finished it. If the trial crashed that process, the next process finds this record. `ended`
-    counts crashed processes.
+    A `passing` result holds only for this session: the next one tries again. While a trial runs, the saved result has
+    its process as `tried_by`. If a later process still finds it there, the trial has crashed. `ended` counts these
+    crashes.
     """
 
     outcome: str
@@ -39,7 +38,7 @@ class TrialResult:
 
 
 def result_quantity(name: str, sound: Callable[[TrialResult], bool]) -> Quantity[TrialResult]:
-    """Return the name and JSON form for saving trials' results. A result that is not `sound` counts as missing."""
+    """Return the name and JSON form for saving a trial's result. A saved result counts only if it is `sound`."""
 
     def read(value: Any) -> TrialResult | None:
         result = TrialResult(**value)
@@ -55,10 +54,10 @@ def tried(
     cache: MeasurementCache, quantity: Quantity[TrialResult], subject: str, claim: str, fallback: str,
     try_out: Callable[[], TrialResult],
 ) -> TrialResult:  # fmt: skip
-    """Return the saved result of a trial on this `subject` (model, versions, driver), or else the result of `try_out`.
+    """Return the saved result of a trial on this `subject` (model, versions, driver), or run the trial `try_out` now.
 
-    Return the fallback if another process is trying, or if the trial crashed `ENDS` times. Progress is reported as
-    "checking once whether `claim` on this GPU". Raises the errors of `try_out`.
+    Return the outcome `fallback` if another process does not finish the trial in time, or if the trial crashed `ENDS`
+    times. `claim` completes the progress text "checking once whether … on this GPU". Raises the errors of `try_out`.
     """
     ourselves, until = _process(os.getpid()), time.monotonic() + PATIENCE
     while (result := cache.recall(quantity, subject)) is not None and _alive(result.tried_by, ourselves):
@@ -83,7 +82,7 @@ def tried(
 
 
 def with_driver(subject: str) -> str:
-    """Return `subject · driver 570.1`: what a trial depends on, so that another driver repeats the trial."""
+    """Return `subject` with the GPU driver's version, as in `subject · driver 570.1`, because trials depend on it."""
     driver = nvidia_driver()
     return f"{subject} · driver {driver.version if driver else 'unknown'}"
 
@@ -107,9 +106,9 @@ _settled: dict[str, TrialResult] = {}  # by device
 
 
 def settle_kernels(device: str, cache: MeasurementCache) -> None:
-    """Let a GPU compute with localspec's kernels if a trial finds them right. Call this before a model is loaded.
+    """Decide whether a GPU computes with localspec's own kernels, by a trial. Call this before a model is loaded.
 
-    Report once per process if other libraries' kernels compute instead.
+    If not, other libraries' kernels compute, and this is reported once per process.
     """
     if not device.startswith("cuda") or device in _settled:
         return
@@ -147,7 +146,7 @@ STEP_FORM = result_quantity("form of steps", lambda result: result.outcome in ge
 
 
 def settle_step_form(device: str, target: Target, cache: MeasurementCache, subject: str) -> None:
-    """Let a model on a GPU replay recordings of its steps if a self-check finds that recordings change no bit.
+    """Decide whether a model on a GPU replays recorded steps (CUDA graphs): a trial checks that they change no bit.
 
     The result is saved for `subject`, which names the model and how it is loaded, and for the driver.
     """
