@@ -1,7 +1,8 @@
-"""Lets a target answer prompts: many at once through transformers or the CPU engine, or one by one through torch.
+"""Generates a target model's replies to many prompts, as training text for a drafter.
 
-Only throughput matters here, and batches increase it: eight rows cost a CPU about as much as two. The rows of one
-forward belong to different texts with their own caches, so no text changes another's reply.
+The prompts are answered in batches by transformers or the CPU engine, or one by one by torch. A batch raises
+throughput: on a CPU, eight rows cost about as much as two. Each reply has its own cache, so replies in a batch do not
+affect each other.
 """
 
 import hashlib
@@ -42,9 +43,9 @@ LOOKED = 32  # a reply is checked for repetition after this many tokens
 
 @dataclass(frozen=True)
 class GenerationSettings:
-    """The settings of generated replies: at most `max_tokens` tokens; temperature 0 is greedy.
+    """The settings for generating replies. A reply has at most `max_tokens` tokens, and temperature 0 is greedy.
 
-    With `cut` replies end where they start to repeat themselves, because repetitions are useless as training text.
+    With `cut`, a reply ends where it starts to repeat itself, because repetitions are useless as training text.
     """
 
     max_tokens: int
@@ -64,9 +65,9 @@ class Reply:
 def answerer(
     card: TargetCard, settings: Settings, batch: int | None, store: Store | None, reporter: Reporter
 ) -> "BatchAnswerer":
-    """Return a model that answers with these settings, and `batch` prompts at once if `batch` is given.
+    """Return a loaded model that answers prompts with these settings, `batch` prompts at a time if `batch` is given.
 
-    On a CPU, transformers needs dense weights. Raises UsageMistake for an impossible batch, and the errors of choosing
+    Raises UsageMistake if this model and device cannot answer in batches of a given size, and the errors of choosing
     and loading a model.
     """
     choice = answering_choice(card, settings, batch, store, reporter)
@@ -88,8 +89,8 @@ def answerer(
 def answering_choice(
     card: TargetCard, settings: Settings, batch: int | None, store: Store | None, reporter: Reporter
 ) -> Choice:
-    """Return the device and precision of the model that answers. If prompts are answered one by one, the choice
-    includes the best drafter."""
+    """Return which device and precision to use for answering prompts. If prompts must be answered one by one, also
+    choose the fastest drafter."""
     drafting = replace(settings, drafter="auto", draft_max="auto", accept="exact", exact=False, context=None)
     plain = replace(drafting, drafter="none")
     measured = Measurements(MeasurementCache(store, reporter))
@@ -102,12 +103,13 @@ def answering_choice(
 
 
 def at_once(choice: Choice) -> int:
-    """Return how many conversations, answered together, take about as long as one. The numbers were measured."""
+    """Return how many conversations can be answered together in about the time of one, according to measurements."""
     return BATCH if can_batch(choice) else TEXTS // 2 if choice.engine == "native" else 1
 
 
 def can_batch(choice: Choice) -> bool:
-    """Return whether transformers can run this choice: a directory's weights, dense or bitsandbytes on CUDA."""
+    """Return whether transformers can run this choice. It needs a model directory, not a packed file. The weights must
+    be dense, or on a CUDA device quantized by bitsandbytes."""
     in_torch = choice.engine == "torch" and not is_packed(choice.target.path)
     return in_torch and (choice.quantize == "none" or choice.device.startswith("cuda"))
 
@@ -135,12 +137,12 @@ class BatchAnswerer(ABC):
     def answer(
         self, conversations: Sequence[Sequence[Message]], generation: GenerationSettings, draw: str
     ) -> list[Reply]:
-        """Answer each conversation. `generation.seed` and the text `draw` seed sampled replies. Raises DoesNotFit."""
+        """Return a reply to each conversation. `generation.seed` and `draw` seed the sampling. Raises DoesNotFit."""
 
 
 class Native(BatchAnswerer):
-    """The CPU engine, which answers several conversations at once: each row of a forward belongs to a different
-    conversation."""
+    """The CPU engine as an answerer. Several conversations are answered at once: each row of a forward pass belongs to
+    a different conversation."""
 
     at_once = TEXTS
 
@@ -181,7 +183,7 @@ class Native(BatchAnswerer):
 
 @dataclass
 class _ReplyInProgress:
-    """A conversation in progress: its cache, and the `tokens` of its reply. The last token is not read yet."""
+    """A reply in progress: its cache, and its `tokens` so far. The last token is not yet in the cache."""
 
     cache: NativeCache
     generation: GenerationSettings
@@ -191,7 +193,7 @@ class _ReplyInProgress:
     finished: bool = False
 
     def take(self, token: int) -> None:
-        """Append a picked token, unless it is an end mark."""
+        """Append the token that the model picked, unless it is an end mark."""
         if token in self.ends:
             self.goes_on, self.finished = False, True
             return
@@ -238,8 +240,8 @@ class OneByOne(BatchAnswerer):
 
 
 class Batched(BatchAnswerer):
-    """A model that answers several conversations by transformers' `generate`. The model is loaded when the first
-    prompts arrive."""
+    """A model that answers several conversations at once with the `generate` function of transformers. It is loaded
+    when the first prompts arrive."""
 
     def __init__(self, choice: Choice, at_once: int) -> None:
         from localspec.nn.target import Target as TorchTarget  # torch takes seconds to import
@@ -312,7 +314,7 @@ class Batched(BatchAnswerer):
 
 
 def bitsandbytes_config(choice: Choice) -> Any:
-    """Return the configuration of transformers for weights packed as in our engine; None for dense weights."""
+    """Return the quantization config that makes transformers pack weights as localspec does; None for dense weights."""
     if choice.quantize == "none":
         return None
     from transformers import BitsAndBytesConfig

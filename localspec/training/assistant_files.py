@@ -1,9 +1,12 @@
-"""Converts published assistants of Gemma 4 into our drafters.
+"""Converts published assistants of Gemma 4 (small draft models) into localspec's drafters.
+
+The layout, by file, names of tensors, and what config.json has:
 
     Google   model.safetensors   model.layers.N.{…} model.norm model.embed_tokens pre_projection post_projection
              small assistants    masked_embedding.{centroids,token_ordering}    text_config, and other keys
 
-The embedding is also the head. The table follows transformers' `gemma4_assistant`; no published file was seen.
+The embedding is also the head. The names come from the code of transformers (`gemma4_assistant`), not from a published
+file.
 """
 
 import json
@@ -27,9 +30,10 @@ _NAMES = {  # by our names
 
 
 def read_published(path: Path, target: Target) -> ConvertedDrafter:
-    """Return the assistant in a directory for this target, in the precision of its files.
+    """Return the assistant in the directory `path`, converted for this target model. Its numbers keep their precision.
 
-    Raises NotHere if there is none, and LocalspecError for another model or form, or for damaged files.
+    Raises NotHere if there is no assistant. Raises LocalspecError for an assistant of another model, for unsupported
+    options and for damaged files.
     """
     config = read_config(path)
     if kind_of_heads(config) != ASSISTANT:
@@ -53,7 +57,7 @@ def read_published(path: Path, target: Target) -> ConvertedDrafter:
 
 
 def _options(config: Mapping[str, Any], hidden_size: int) -> AssistantOptions:
-    """Return the options in config.json. Raises UsageMistake for options that are impossible or another target's."""
+    """Return the options that config.json states. Raises UsageMistake if they are impossible or another model's."""
     text, backbone = config.get("text_config"), config.get("backbone_hidden_size")
     if not isinstance(text, dict):
         raise UsageMistake("config.json has no text_config; fetch the drafter again.")

@@ -48,7 +48,7 @@ def save(directory: Path, step: int, tensors: Mapping[str, torch.Tensor], state:
 def note_spent(directory: Path, seconds: float) -> None:
     """Record in a checkpoint, if there is one, how many seconds the training has taken so far.
 
-    Thus a kill does not lose the count of seconds since the checkpoint.
+    So if the process is killed, the time since the checkpoint is still counted.
     """
     with suppress(OSError):  # the next checkpoint will report a full disk
         (directory / SPENT).write_text(f"{seconds:.3f}\n", "utf-8")
@@ -111,7 +111,7 @@ def full(error: Exception) -> bool:
 
 @contextmanager
 def errors_in_words(directory: Path, words: tuple[str, str] = ("The drafter", "try again")) -> Iterator[None]:
-    """Report in a sentence why something cannot be written, and remove incomplete files.
+    """Turn errors of writing in the `with` block into an error with a clear message, and remove incomplete files.
 
     `words` is a pair: what could not be written, and what to do after the cause is removed.
     """

@@ -1,7 +1,7 @@
-"""Makes lists of token ids from texts, and batches from these, in an order that depends only on a seed.
+"""Makes lists of token ids from texts, and batches from these lists, in an order that depends only on a seed.
 
-Rows are as long as their texts, and a batch has rows of similar length. A row holds only one text, so that a drafter
-sees each text from its beginning, as in use.
+A row is the token ids of one text. Rows of similar length are batched together. Texts are never joined in one row, so
+that a drafter sees each text from its beginning, as it does when it drafts.
 """
 
 import random
@@ -25,24 +25,24 @@ SHORTEST = 8  # tokens of a row; fewer leave nothing to predict
 
 @dataclass(frozen=True)
 class Row:
-    """The token ids of a text, and which of them are in the loss: replies and their end marks, or all of a plain
-    text."""
+    """The token ids of a text, and a mask of the tokens that count in the loss. These are replies with their end marks,
+    or all tokens of a plain text."""
 
     tokens: Sequence[int]
     loss_mask: Sequence[bool]
 
     @property
     def worth(self) -> int:
-        """The number of tokens in the loss that a drafter can predict.
+        """The number of tokens of this row that a drafter can learn to predict.
 
-        The first two tokens do not count: a drafter reads the state of one token, and the token after it.
+        The first two do not count: a drafter needs the target's hidden state at a token, and the token after it.
         """
         return sum(self.loss_mask[2:])
 
 
 @dataclass
 class Cursor:
-    """The position in the order of a training: the pass, the block of examples, and the batch in the block."""
+    """A position in the training data: the pass over the data, the block of examples, and the batch in the block."""
 
     epoch: int = 0
     block: int = 0
@@ -80,7 +80,7 @@ class Corpus:
         return -(-len(self.examples) // BLOCK)
 
     def batches(self, start: Cursor) -> Iterator[tuple[list[Row], Cursor, float]]:
-        """Yield batches from `start` on, without end: the rows of a step, the next position, and the passes so far."""
+        """Yield batches endlessly from `start` on: the rows of a batch, the position after it, and the passes done."""
         epoch, number, skip = start.epoch, start.block, start.batch
         while True:
             block = self._block(epoch, number)
@@ -182,7 +182,8 @@ class Corpus:
         return [Row(piece, [True] * len(piece)) for piece in pieces]
 
     def _chat(self, example: Example) -> list[Row]:
-        """Return one row, or one row per reply if the template renders earlier replies differently."""
+        """Return a conversation as one row. If the template renders a reply differently once other messages follow it,
+        return one row per reply."""
         messages = list(example.messages)
         whole, spans = self._target.chat.render_apart(messages, waits=False), []
         for index in (i for i, message in enumerate(messages) if i and message["role"] == "assistant"):
@@ -198,7 +199,7 @@ class Corpus:
         return [self._row(upto, [(len(prompt), len(upto))]) for prompt, upto in spans if upto.startswith(prompt)]
 
     def _row(self, text: str, spans: Sequence[tuple[int, int]]) -> Row:
-        """Return the row of a text. The loss includes tokens in `spans` of characters, and the end mark after each
+        """Return a text as a row. The loss counts tokens inside `spans` of characters, and the end mark after each
         span."""
         tokens, offsets = self._target.chat.marks.encode_with_offsets(text, self._target.chat.add_special_tokens)
         loss_mask, over = [], False
@@ -222,7 +223,7 @@ class PaddedRows:
 
     @classmethod
     def of(cls, rows: Sequence[Row], device: str) -> "PaddedRows":
-        """Pad rows. The mask depends on the rows' lengths, not on ids, because zero may be an end mark."""
+        """Pad rows to the same length. The mask is made from their lengths, because id 0 can also be an end mark."""
         longest = max(len(row.tokens) for row in rows)
         tokens = torch.zeros(len(rows), longest, dtype=torch.long)
         loss_mask = torch.zeros(len(rows), longest, dtype=torch.bool)

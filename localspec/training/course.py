@@ -1,9 +1,12 @@
-"""Makes a drafter without given text: the target answers prompts, the drafter learns from the answers, a bench judges
-it.
+"""Makes a drafter when no training text is given: the target model answers prompts, the drafter is trained on the
+answers, and a benchmark decides whether it is kept.
 
-A course saves its progress in its directory, so it can continue after any interruption. plan.json identifies the course
-and divides its time. answers.jsonl grows reply by reply. The training has its checkpoint. drafter.json names the course
-and, at the end, the result of the bench.
+All of this together is a course. It saves its progress in its directory, so it can continue after an interruption:
+
+- plan.json identifies the course and divides its time.
+- answers.jsonl grows reply by reply.
+- checkpoint/ is the state of the training.
+- drafter.json names the course and, at the end, the result of the benchmark.
 """
 
 import gc
@@ -63,7 +66,7 @@ NOTED = 5.0  # seconds between two records of a course's time
 class CourseOptions:
     """The user's settings of a course, in addition to the settings of the training.
 
-    `hours` is the time for everything. None means that localspec chooses.
+    `hours` is the time limit for the whole course. For a value of None, localspec chooses.
     """
 
     source: Source
@@ -75,9 +78,9 @@ class CourseOptions:
 
 @dataclass(frozen=True)
 class Answered:
-    """The number of answers so far, and the number of tokens in them. `done` is the share of the needed text, 0 to 1.
+    """The progress of answering prompts: the number of answers and of their tokens, and the share `done`, from 0 to 1.
 
-    At the present speed the answers will have about `expected` tokens in the end.
+    At the present speed, there will be about `expected` tokens of answers at the end.
     """
 
     replies: int
@@ -87,16 +90,16 @@ class Answered:
 
     @property
     def more(self) -> int:
-        """About how many further answers there will be."""
+        """The estimated number of answers still to come."""
         return round((self.expected / max(self.tokens, 1) - 1) * self.replies)
 
 
 class Course(Clock):
-    """A course in a directory, whose `lock` it takes. Call `answer`, `train` and `judge` in this order.
+    """A course in a directory: call `answer`, `train` and `judge`, in this order. It takes the directory's `lock`.
 
-    Each of the three continues where an earlier session stopped. `request` has the training's settings, without text.
-    Time counts from `began`, by `time.monotonic`. Before anything is computed, UsageMistake is raised for impossible
-    settings and for a directory with a finished training, and also DoesNotFit and the errors of choosing a model.
+    Each call continues where an earlier process stopped. `request` has the settings of the training, but no text. The
+    time limit counts from `began`, a value of `time.monotonic`. The constructor raises UsageMistake for impossible
+    settings and for a directory with a finished training, DoesNotFit, and the errors of choosing a model.
     """
 
     def __init__(
@@ -156,12 +159,12 @@ class Course(Clock):
 
     @property
     def slowdown(self) -> float:
-        """The factor by which, in the plan, everything takes longer than on an idle machine."""
+        """The factor by which other programs slow everything down, according to the plan."""
         return self._state.slowdown
 
     @property
     def left(self) -> float:
-        """The seconds that are left until the time limit."""
+        """The seconds left until the time limit."""
         return max(self._budget.total - self.spent, 0.0)
 
     def _identity(self) -> dict[str, Any]:
@@ -176,9 +179,9 @@ class Course(Clock):
         }  # fmt: skip
 
     def _planned(self) -> CoursePlan:
-        """Estimate text, times and bytes.
+        """Return estimates of the text, the time and the memory that this course needs.
 
-        Raises DoesNotFit if there is no room, and UsageMistake if the hours are too few.
+        Raises DoesNotFit if memory or disk is too small, and UsageMistake if the hours are too few.
         """
         budget, job = self._budget, self._job
         budget.check(self.request.name)
@@ -194,7 +197,7 @@ class Course(Clock):
 
     @property
     def _budget(self) -> TimeBudget:
-        """The division of the time, by the speeds that are known now."""
+        """The division of the course's time, computed from the speeds measured so far."""
         request, options, together = self.request, self.options, at_once(self._choice)
         return TimeBudget(
             options.hours, request.steps, options.batch, request.epochs or course_plan.PASSES, together,
@@ -232,13 +235,13 @@ class Course(Clock):
             self.note(now=True)
 
     def reading_is_over(self) -> bool:
-        """Return whether reading text must end because training needs the time."""
+        """Return whether the target must stop reading training texts, so that time is left for the training."""
         self.note()
         return self.spent >= (1 - course_plan.LEAST_TRAINING) * self._budget.body
 
     def training(self) -> float | None:
-        """Return the hours for training in all sessions together: as decided when training first began, or fewer if
-        less time is left."""
+        """Return the time limit of the training in hours, over all sessions. It was set when the training first began,
+        but shrinks if less time is left."""
         trained, left = checkpoint.spent(self.directory / "checkpoint"), max(self._budget.body - self.spent, 1.0)
         decided: float = self._state.training.get("hours", left / 3600)
         self._state.training = {**self._state.training, "hours": decided}
@@ -246,16 +249,18 @@ class Course(Clock):
         return round(min(decided, (trained + left) / 3600), 6)
 
     def measuring(self) -> float | None:
-        """Return the seconds for measuring acceptance on each of two kinds of prompts; no reply begins after them.
-        They are fewer than planned if the shortest bench would otherwise have no time; None if it has none already."""
+        """Return how many seconds each of the two acceptance measurements may last; no reply begins after that.
+
+        The time is shortened to leave room for the shortest benchmark. Return None if not even that has room.
+        """
         return self._budget.measuring(self.left)
 
     # -- what should pay ----------------------------------------------------------------------------------------------
 
     def propose(self) -> bool:
-        """Measure which options of the drafter suit this machine, if its kind can, and save the options.
+        """Measure which drafter options are fastest on this machine, if the kind of drafter can, and save them.
 
-        Return whether the drafter should be faster than plain decoding; True if nothing is measured.
+        Return whether the drafter should be faster than plain decoding, or True if nothing was measured.
         """
         probes = trainable_class(self.request.kind).PROBES and not self.request.options
         if not probes or self._state.options or self._trained:
@@ -270,7 +275,7 @@ class Course(Clock):
         return proposed.pays
 
     def _prepare(self) -> None:
-        """Make the directory, and remove what an earlier course left there. Raises LocalspecError."""
+        """Create the directory, and remove what an earlier course left in it. Raises LocalspecError."""
         try:
             private_directory(self.directory)
         except OSError as error:
@@ -288,9 +293,9 @@ class Course(Clock):
     # -- answers ------------------------------------------------------------------------------------------------------
 
     def answer(self) -> Iterator[Answered]:
-        """Let the target answer until there is enough text or time is up. Yield the number of answers after each batch.
+        """Let the target answer prompts until there is enough text or time is up. Yield the progress after each batch.
 
-        An interruption loses at most the batch in progress.
+        An interruption loses at most the current batch.
         """
         if self._state.training or self._trained:
             return
@@ -327,8 +332,8 @@ class Course(Clock):
         _free_memory()
 
     def _chunks(self, model: BatchAnswerer) -> Iterator[tuple[list[Question], GenerationSettings]]:
-        """Yield groups of prompts with settings, without end: all prompts greedily, then all of them again at a
-        temperature."""
+        """Yield groups of prompts with generation settings, endlessly. In the first round replies are greedy. In later
+        rounds they are sampled at a temperature."""
         room = min(model.context, self._job.length)
         longest = min(course_plan.REPLY, room // 4)
         every = [question for question in self._questions if len(model.encode(question.messages)) + longest <= room]
@@ -344,8 +349,8 @@ class Course(Clock):
 
     @property
     def _answers(self) -> Path:
-        """The file of answers. Answers to localspec's prompts are in a file that courses of this model share; answers
-        to the user's prompts are in the course's directory."""
+        """The file of answers. All courses of a model share the answers to localspec's own prompts, but the answers to
+        a user's prompts stay in the course's directory."""
         if self.options.source == HISTORY:
             return self.directory / ANSWERS
         parts = [self._job.revision, str(self._choice.precision), self._job.length, self.request.seed]
@@ -383,8 +388,8 @@ class Course(Clock):
         return job
 
     def _decided(self, examples: Sequence[Example]) -> dict[str, Any]:
-        """Return the settings of training that depend on the answers: the batch size, small enough for many steps; the
-        learning rate, by the number of steps; the number of answers and their digest."""
+        """Return the training settings that depend on the answers: batch size, learning rate, number and digest of
+        answers."""
         fitted = self._job.shadow.starts_fitted
         batch, rate = self._budget.batch_and_rate(len(examples), self.spent, self._width, fitted)
         rate = self.options.rate or rate
@@ -398,7 +403,7 @@ class Course(Clock):
     # -- bench --------------------------------------------------------------------------------------------------------
 
     def judge(self) -> tuple[dict[str, Any], Verdict]:
-        """Bench the drafter, unless drafter.json has a bench, and remove files that are no longer needed.
+        """Benchmark the drafter, unless its drafter.json already has a result, and remove files no longer needed.
 
         Return the report and the verdict.
         """
@@ -436,7 +441,7 @@ def _refuse_finished(directory: Path) -> None:
 
 
 def _as_line(name: str, messages: Sequence[Message]) -> dict[str, Any]:
-    """Return a user's conversation as a line of the file of answers, under this name."""
+    """Return a user's saved conversation as a line of the file of answers; `name` becomes its id."""
     return {"asked": "history", "id": name, "messages": list(messages), "finish_reason": "stop"}
 
 

@@ -1,4 +1,5 @@
-"""The plan of a course: its predicted needs, its progress in plan.json, and the division of its time."""
+"""The plan of a course, which makes a drafter from answers to prompts: its predicted needs, its progress in plan.json,
+and the division of its time."""
 
 import json
 import math
@@ -97,9 +98,10 @@ def read(directory: Path) -> CourseState | None:
 
 @dataclass(frozen=True)
 class TimeBudget:
-    """A division of the time of a course, by the user's settings and the expected speeds.
+    """The division of a course's time among its stages, from the user's settings and the expected speeds.
 
-    If `hours`, `steps` or `batch` is None, localspec chooses. Methods take the seconds `spent` so far, in all sessions.
+    If `hours`, `steps` or `batch` is None, localspec chooses the value. The argument `spent` of the methods is the time
+    of the course so far in seconds, over all sessions.
     """
 
     hours: float | None  # for everything
@@ -117,23 +119,26 @@ class TimeBudget:
 
     @property
     def tail(self) -> float:
-        """The seconds for everything after the training."""
+        """The seconds reserved for the stages after the training: measuring acceptance, and the benchmark."""
         few, enough = self._bench_seconds(FEWEST), self._bench_seconds(LEAST_PROMPTS)
         usual = min(BENCH_SHARE * self.total, BENCH_SECONDS, LOADING + seconds_of(MOST, self.speed / self.at_once))
         return max(few, min(enough, MOST_BENCH * self.total), usual) + 2 * self._measuring
 
     @property
     def body(self) -> float:
-        """The seconds for everything before the tail."""
+        """The seconds for everything up to the end of the training."""
         return self.total - self.tail
 
     @property
     def _measuring(self) -> float:
-        """The seconds for measuring acceptance on each of two kinds of prompts."""
+        """The seconds planned for each of the two measurements of acceptance."""
         return min(SECONDS, MEASURING_SHARE * self.total)
 
     def measuring(self, left: float) -> float | None:
-        """Return the seconds for each of the two kinds if `left` seconds are left; None if no bench would fit then."""
+        """Return how many seconds each of the two acceptance measurements may take, with `left` seconds left.
+
+        Return None if not even the shortest benchmark would fit.
+        """
         left -= self._bench_seconds(FEWEST)
         return min(self._measuring, left / 2) if left > 0 else None
 
@@ -142,18 +147,19 @@ class TimeBudget:
 
     @property
     def speed(self) -> float:
-        """The expected tokens/s of all answers: by earlier answers, or else by the machine's load at the beginning."""
+        """The expected tokens/s of all answers together. It comes from the answers so far, or before the first answer
+        from the load of the machine."""
         return min(self.idle_speed, 1 / self.state.each) if self.state.each else self.idle_speed / self.state.slowdown
 
     @property
     def _training_seconds(self) -> float:
-        """The seconds of training per token, if the machine stays as busy as during the answers."""
+        """The seconds of training per token, if the machine stays as busy as it was during the answers."""
         return self.state.token_seconds * self.idle_speed / self.speed
 
     def _token_seconds(self, answered: float) -> float:
-        """Return the seconds of reading and training per token, if a token takes `answered` seconds to generate.
+        """Return the seconds that reading and training take per token. Generating a token took `answered` seconds.
 
-        If the target reads texts once before training, reading a token takes about as long as generating it.
+        If the target reads the texts once before training, reading a token takes about as long as generating it.
         """
         return (answered if self.uses_readings else 0.0) + self.passes * self._training_seconds
 
@@ -176,7 +182,8 @@ class TimeBudget:
             )
 
     def _least_hours(self, least: float) -> float:
-        """Return the fewest hours in which `least` seconds of answers and reading fit, rounded up to two digits."""
+        """Return the fewest hours for a course with `least` seconds of answering and reading, rounded up to two
+        digits."""
         hours = math.inf
         for _ in range(16):  # the tail grows by at most 0.2 of the total, so this converges to the fewest hours
             hours = (least + replace(self, hours=hours).tail) / MOST_ANSWERING / 3600
@@ -196,9 +203,9 @@ class TimeBudget:
         return tokens, tokens / self.speed, training
 
     def share(self, replies: int, tokens: int, each: float, spent: float) -> float:
-        """Return the share of the needed text that exists, from 0 to 1. Less text is needed if little time is left.
+        """Return which share of the needed text exists, from 0 to 1. The less time is left, the less text is needed.
 
-        The `replies` replies have `tokens` tokens so far, and generating a token took `each` seconds.
+        There are `replies` replies with `tokens` tokens, and each token took `each` seconds to generate.
         """
         needed = tokens * self._token_seconds(each)
         balanced = min((spent + needed) / self.body, spent / (LEAST_ANSWERING * self.total))
@@ -206,7 +213,7 @@ class TimeBudget:
         return min(max(shares), replies / LEAST, 1.0)
 
     def expected_tokens(self, replies: int, tokens: int, each: float, spent: float) -> int:
-        """Return about how many tokens of text there will be if each further token takes `each` seconds."""
+        """Return about how many tokens of text there will be in the end, if each further token takes `each` seconds."""
         each, training = max(each, 1e-9), self._token_seconds(each)
         balanced = (self.body - spent - tokens * training) / (each + training) * each
         least = LEAST_ANSWERING * self.total - spent
@@ -215,8 +222,11 @@ class TimeBudget:
         return round(max(expected, tokens * LEAST / max(replies, 1)))
 
     def batch_and_rate(self, answers: int, spent: float, width: int, starts_fitted: bool) -> tuple[int, float]:
-        """Return the batch size of a training on this many answers, small enough for many steps, and the learning rate
-        by the number of steps, the `width` of the model and whether its heads start from least squares."""
+        """Return the batch size and the learning rate for a training on this many answers.
+
+        The batch is small enough for many steps. The rate depends on the number of steps and on the `width` of the
+        model. It is lower with `starts_fitted`, if the drafter's first weights come from a least-squares fit.
+        """
         tokens = max(self.body - spent, LEAST_TRAINING * self.total) / self._training_seconds
         if not self.hours or self.uses_readings:
             tokens = min(tokens, self.passes * answers * REPLY)

@@ -1,4 +1,4 @@
-"""Draws losses.jsonl over the steps: the loss, and how often the likeliest token of each depth was right."""
+"""Plots a training's log, losses.jsonl: the loss, and how often the first guess at each depth of a draft is right."""
 
 import json
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ MAX_POINTS = 400  # of a line, at most
 
 
 def draw(log: Path, drawn: Path, title: str) -> None:
-    """Draw the log of a training, losses.jsonl, into the SVG file `drawn`. Raises OSError."""
+    """Plot the log of a training, losses.jsonl, as the SVG file `drawn`. Raises OSError."""
     lines = _read(log)
     (new := drawn.with_suffix(".new")).write_text(figure(lines, title), encoding="utf-8")
     new.replace(drawn)
 
 
 def in_characters(log: Path, width: int, height: int = 8) -> list[str]:
-    """Return the curve of the loss as lines of text, at most `width` columns wide; empty if there were no steps."""
+    """Return a text plot of the loss, as lines of at most `width` columns; empty if there were no steps."""
     losses = [(line["step"], line["loss"]) for line in _read(log) if "loss" in line]
     if not losses:
         return []
@@ -36,7 +36,7 @@ def _read(log: Path) -> list[dict[str, Any]]:
 
 
 def figure(lines: Sequence[dict[str, Any]], title: str) -> str:
-    """Return the figure of a log's lines as an SVG document."""
+    """Return the plot of a log's lines as an SVG document."""
     losses = [(line["step"], line["loss"]) for line in lines if "loss" in line]
     measured = [(line["step"], line["accuracy_by_depth"]) for line in lines if "accuracy_by_depth" in line]
     last_step = max([step for step, _ in losses] + [step for step, _ in measured] + [1])

@@ -1,12 +1,14 @@
-"""Converts published DFlash and DSpark drafters into ours: tensors, and options from config.json.
+"""Converts published DFlash and DSpark drafters into localspec's form: their tensors, and the options in config.json.
+
+The layouts, by kind, trainer, names of tensors, and keys in config.json:
 
     DFlash   Z Lab       layers.N.{…} fc hidden_norm norm      a Qwen3's config with dflash_config and block_size
     DSpark   DeepSpec    the same, markov_head confidence_head embed_tokens lm_head     the same keys in one table
     DSpark   SpecForge   DSpark's tensors                      DFlash's config with projector_type = dspark
 
-DSpark's trainers freeze the target's embedding and head, so the copies of both in DSpark's files are left out. Drafters
-that DeepSpec calls DFlash are DSpark drafters without the Markov and confidence heads. All this follows the trainers'
-code; no published file was seen.
+DSpark files repeat the target's embedding and head unchanged, so these copies are skipped. A drafter that DeepSpec
+calls DFlash is read as a DSpark drafter without Markov and confidence heads. The layouts come from the trainers' code,
+not from published files.
 """
 
 import json
@@ -47,9 +49,10 @@ _CALLED = {"dflash": "DFlash", DSPARK: "DSpark"}
 
 
 def read_published(path: Path, target: Target) -> ConvertedDrafter:
-    """Return the drafter in a directory for this target, in the precision of its files.
+    """Return the drafter in the directory `path`, converted for this target model. Its numbers keep their precision.
 
-    Raises NotHere if there is none, and LocalspecError for another model, an unsupported form, or damaged files.
+    Raises NotHere if there is no drafter. Raises LocalspecError for another model's drafter, an unsupported form and
+    damaged files.
     """
     config = read_config(path)
     kind = kind_of_heads(config)
@@ -73,7 +76,8 @@ def read_published(path: Path, target: Target) -> ConvertedDrafter:
 
 
 def _options(config: Mapping[str, Any], target: Target, path: Path, kind: str) -> dict[str, Any]:
-    """Return config.json's options. Raises LocalspecError if they are unsupported, UsageMistake if impossible."""
+    """Return the options in config.json. Raises LocalspecError for unsupported values, UsageMistake for impossible
+    ones."""
     inner = config.get("dflash_config")
     inner = inner if isinstance(inner, dict) else {}
     names = {**_OURS, **(_DSPARK if kind == DSPARK else {}), "target_layer_ids": ""}

@@ -130,7 +130,7 @@ NOTABLE = 1.5  # times as long as on an idle machine, or as many tokens as expec
 
 
 def drafter_json(directory: Path) -> Mapping[str, Any]:
-    """Return the drafter.json of the trained drafter; empty before it is written."""
+    """Return the content of the trained drafter's drafter.json; empty before it is written."""
     file = directory / "drafter" / "drafter.json"
     content = read_json(file, "give --force to start over") if file.exists() else {}
     return content if isinstance(content, dict) else {}

@@ -1,6 +1,6 @@
-"""Lets the target answer prompts, as training text in the target's own words (Medusa, §3.3.2).
+"""Lets the target model answer prompts. The replies become training text in the model's own words (Medusa, §3.3.2).
 
-The file of replies grows line by line. Prompts that are answered already are left out.
+Each reply is appended to a file as one line. Prompts that already have a reply there are skipped.
 """
 
 import hashlib
@@ -24,8 +24,8 @@ BEGINNING = b'{"asked": "'  # every line that is written here starts with this
 
 @dataclass(frozen=True)
 class ReplyBatch:
-    """A batch of written replies: `done` of `total` so far, about how many seconds are `left`, and the `new`
-    conversations."""
+    """A batch of replies that were written: how many prompts are `done` out of `total`, the estimated seconds `left`,
+    and the `new` conversations."""
 
     done: int
     total: int
@@ -35,7 +35,7 @@ class ReplyBatch:
 
 @dataclass
 class _Dialogue:
-    """A conversation in progress, and the user's prompts that follow."""
+    """A conversation in progress, and the user's prompts that are still to be asked."""
 
     messages: list[Message]
     following: list[str]
@@ -74,7 +74,7 @@ class Distiller:
         return len(self._questions)
 
     def estimate(self) -> float:
-        """Time a few tokens. Return the largest number of seconds that the remaining replies may take."""
+        """Return the most seconds that the remaining replies may take. Generate a few tokens to measure the speed."""
         if not self._batches:
             return 0.0
         _, group = self._batches[0]
@@ -90,7 +90,7 @@ class Distiller:
         return turns * (seconds[0] + each * self._generation.max_tokens)
 
     def run(self) -> Iterator[ReplyBatch]:
-        """Yield an event per batch. If the caller stops, the written replies stay."""
+        """Answer the prompts in batches. Yield a report after each batch; its replies are then already on disk."""
         began = time.monotonic()
         for done, (index, group) in enumerate(self._batches, start=1):
             dialogues = self._answer(index, group)
@@ -101,7 +101,7 @@ class Distiller:
             yield ReplyBatch(len(self.answered), self.total, left, [dialogue.messages for _, dialogue in new])
 
     def _answer(self, index: int, group: Sequence[str]) -> dict[str, _Dialogue]:
-        """Return the conversations `group` with a reply to each of their prompts, as far as the context allows."""
+        """Return the conversations named in `group`, with a reply to each prompt that still fits into the context."""
         dialogues = {
             name: _Dialogue([*self._questions[name].messages], [*self._questions[name].following]) for name in group
         }
@@ -156,9 +156,9 @@ class Distiller:
 
 
 def append(file: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-    """Write the lines of a batch to disk before the next batch begins.
+    """Append lines to a file, and flush them to disk.
 
-    Raises DoesNotFit; the file then still has only whole lines.
+    Raises DoesNotFit if that fails. The file then still has only complete lines.
     """
     content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
     try:
@@ -178,7 +178,7 @@ def append(file: Path, lines: Sequence[Mapping[str, Any]]) -> None:
 
 
 def saved_replies(file: Path) -> list[dict[str, Any]]:
-    """Return the lines of a file of replies, and cut off a half-written line that a kill left.
+    """Return the lines of a file of replies. Cut off an incomplete last line, which a killed process may have left.
 
     Raises UsageMistake if the file was not written by `distill`.
     """
@@ -210,7 +210,7 @@ def _foreign(file: Path, number: int) -> UsageMistake:
 
 
 def _mark(question: Question, generation: GenerationSettings, model: Sequence[str]) -> str:
-    """Return a digest of everything in a request that changes the reply."""
+    """Return a digest of everything that determines a reply: the prompt, the settings and the model."""
     following = [list(question.following)] if question.following else []
     cut = ["cut"] if generation.cut else []
     parts = [

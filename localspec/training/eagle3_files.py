@@ -1,11 +1,13 @@
-"""Converts published EAGLE-3 heads, in the existing layouts, into our drafters.
+"""Converts published EAGLE-3 heads, in three layouts, into localspec's drafters.
+
+The layouts, by trainer, file, names of tensors, and what config.json has:
 
     SafeAILab    pytorch_model.bin    midlayer.{…}  fc norm lm_head d2t t2d   a Llama's config with draft_vocab_size
     SpecForge    model.safetensors    the same names                          eagle_config may number layers otherwise
     speculators  model.safetensors    layers.0.{…}  embed_tokens verifier_norm   transformer_layer_config
 
-d2t [draft vocabulary] is added to a draft id to get the target's id, and t2d [vocabulary] says which ids are in the
-draft vocabulary. Sizes follow from config.json, and every tensor must have them.
+A draft id plus its entry in d2t [draft vocabulary] is the target's id. t2d [vocabulary] marks the ids in the draft
+vocabulary. Every tensor must have the size that follows from config.json.
 """
 
 import json
@@ -50,11 +52,11 @@ _PREFIX = re.compile(r"^(model\.)?(midlayer\.|layers\.0\.)?")
 
 
 def read_published(path: Path, target: Target, stored: Stored) -> ConvertedDrafter:
-    """Return the head in a directory for this target, in the precision of its files.
+    """Return the head in the directory `path`, converted for this target model. Its numbers keep their precision.
 
-    The embedding is read from the target's `stored` weights: a head with the same embedding shares it. Pickles are read
-    as data, never run. Raises NotHere if there is no head, and LocalspecError for another model, an unsupported form,
-    or damaged files.
+    If the head's embedding equals the target's, which `stored` reads, it is shared and not kept twice. Pickles are read
+    as data, never run. Raises NotHere if there is no head, and LocalspecError for a head of another model, an
+    unsupported form or damaged files.
     """
     config = read_config(path)
     if not is_eagle3(config):
@@ -80,7 +82,7 @@ def read_published(path: Path, target: Target, stored: Stored) -> ConvertedDraft
 
 
 def _read(path: Path) -> dict[str, torch.Tensor]:
-    """Return the tensors of the directory's files, without the name prefixes of the layouts."""
+    """Return the tensors in the directory's files, under names without prefixes such as `midlayer.`."""
     file = first_file(path, FILES, "EAGLE-3 head")
     tensors = read_tensors(file, lambda names: {name: _PREFIX.sub("", name) for name in names})
     check_numbers(tensors, path, ("d2t", "t2d"))
@@ -93,7 +95,7 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
 
 
 def _options(config: Mapping[str, Any], tensors: Tensors, path: Path, target: Target) -> Eagle3Options:
-    """Return the options of a head, by config.json and tensors. Raises LocalspecError for an unsupported head."""
+    """Return the options of a head, from its config.json and tensors. Raises LocalspecError for an unsupported head."""
     newer = "speculators_model_type" in config
     layer = config.get("transformer_layer_config") if newer else config
     family = layer.get("model_type", "qwen3" if newer else "llama") if isinstance(layer, dict) else None
@@ -131,10 +133,10 @@ def _options(config: Mapping[str, Any], tensors: Tensors, path: Path, target: Ta
 
 
 def _places(config: Mapping[str, Any], num_layers: int, path: Path) -> str:
-    """Return the option that names the states for the head to read, such as `2,14,25`, by indices in hidden_states.
+    """Return which of the target's hidden states the head reads, such as `2,14,25`, as indices in `hidden_states`.
 
-    vLLM and speculators number states as Hugging Face does. SpecForge and SGLang number them by the layer that produced
-    the state.
+    vLLM and speculators use the same indices as Hugging Face. SpecForge and SGLang number a state by the layer that
+    computes it, which is one less.
     """
     nested = config.get("eagle_config")
     layers = nested.get("eagle_aux_hidden_state_layer_ids") if isinstance(nested, dict) else None
@@ -165,7 +167,7 @@ def _tokens(config: Mapping[str, Any]) -> int:
 
 
 def _vocabulary(options: Eagle3Options, tensors: Tensors, path: Path, vocab_size: int) -> dict[str, torch.Tensor]:
-    """Return the target's ids of a draft vocabulary, {"kept": ids}; empty if the drafter has the target's vocabulary.
+    """Return the target's ids of the draft vocabulary, as {"kept": ids}; empty if a draft may have any token.
 
     Raises LocalspecError if the tensors d2t and t2d do not suit a target with `vocab_size` tokens.
     """

@@ -1,4 +1,4 @@
-"""Estimates the memory, disk and time of a training before anything is loaded, from headers and shapes only."""
+"""Estimates the memory, disk and time of a training from file headers and tensor shapes, before anything is loaded."""
 
 import time
 from collections.abc import Mapping
@@ -44,9 +44,9 @@ PROGRAM = 300 * 2**20  # libraries and other memory of a process
 
 @dataclass(frozen=True)
 class Needs:
-    """Estimated bytes: `fixed` for any batch size, `token` for each token of a forward, `files` on disk.
+    """Estimated bytes for a training: `fixed` in any case, `token` for each token in a forward pass, `files` on disk.
 
-    If layers are computed twice to save memory, they need the bytes of only `recomputed` tokens.
+    If layers are computed again in the backward pass to save memory, a token needs only `recomputed` bytes.
     """
 
     fixed: int
@@ -56,22 +56,22 @@ class Needs:
     recomputed: int
 
     def memory(self, at_once: int, recomputed: bool = False) -> int:
-        """Return the bytes of memory with this many tokens in a forward."""
+        """Return the bytes of memory that a training needs with this many tokens in a forward pass."""
         return self.fixed + at_once * (self.recomputed if recomputed else self.token)
 
 
 @dataclass(frozen=True)
 class Fit:
-    """The settings by which a training fits in memory: tokens of a forward, and whether layers are computed twice."""
+    """The settings with which a training fits: tokens per forward pass, and whether layers are recomputed."""
 
     at_once: int
     recomputed: bool = False
 
 
 def shadow(kind: str, card: TargetCard, options: Mapping[str, Any], choice: Choice) -> TrainableDrafter:
-    """Return the drafter to train, without weights, on torch's meta device, only to count its parameters.
+    """Return the drafter to train as tensors without data, on torch's meta device, so that its size can be estimated.
 
-    Raises the errors of `make_drafter`, and UsageMistake for options that recurrent layers or experts do not allow.
+    Raises the errors of `make_drafter`, and UsageMistake if its kind does not support recurrent layers or experts.
     """
     target = Target.load(card.path, device="meta", dtype=DTYPES[choice.dtype])
     if target.transformer.config.experts is not None and not kind_of(kind).with_experts:
@@ -91,9 +91,9 @@ def shadow(kind: str, card: TargetCard, options: Mapping[str, Any], choice: Choi
 
 
 def product_seconds(device: str, dtype: torch.dtype) -> float:
-    """Return the seconds that torch takes per weight and row of a large product, measured for half a second.
+    """Return the seconds of torch per weight and row in a large matrix product, measured for half a second.
 
-    On a CPU, time in which other programs had the processor does not count.
+    On a CPU, time that other programs took does not count.
     """
     clock = time.thread_time if device == "cpu" else time.perf_counter  # a product outlasts a scheduler's time slice
     x, weight = (torch.ones(rows, WIDTH, device=device, dtype=dtype) for rows in (PRODUCT_ROWS, WIDTH))
@@ -106,10 +106,10 @@ def product_seconds(device: str, dtype: torch.dtype) -> float:
 
 
 def hours(drafter: TrainableDrafter, seconds: float, tokens: int, recomputed: bool = False) -> float:
-    """Return about how many hours training on this many tokens takes, by the `product_seconds` of the device.
+    """Return about how many hours a training on this many tokens takes. `seconds` is the result of `product_seconds`.
 
-    The target reads each token in each pass, unless it reads texts once before training. The trained part computes each
-    token three times, or four times if layers are computed twice.
+    The target reads every token in every pass, unless it reads the texts once before training. The trained part costs
+    three times its forward pass, or four times if layers are recomputed.
     """
     weights = sum(parameter.numel() for parameter in drafter.target.transformer.parameters())
     read = 0 if drafter.uses_readings else weights
@@ -130,9 +130,9 @@ def outlook(
 
 
 def needs(drafter: TrainableDrafter, choice: Choice, length: int, new_bytes: int = 0) -> Needs:
-    """Return the memory and disk for training this drafter, which may be on torch's meta device, without weights.
+    """Return the memory and disk for training this drafter, which may have tensors without data (torch's meta device).
 
-    If the target is changed, `new_bytes` are the bytes of the new target.
+    If training changes the target, `new_bytes` is the size of the changed target on disk.
     """
     shape = drafter.target.transformer.config
     # On a CPU, packed weights are computed in fp32.
@@ -182,20 +182,19 @@ def needs(drafter: TrainableDrafter, choice: Choice, length: int, new_bytes: int
 
 
 def in_a_recurrent_layer(sizes: DeltaNet) -> int:
-    """Return the largest number of values per token that a recurrent layer holds while torch reads a text in chunks.
+    """Estimate how many values per token a recurrent layer holds at most while torch reads a text in chunks.
 
-    It is an estimate. Queries, keys and values of each head are held several times, and also products of a chunk's
-    rows.
+    The queries, keys and values of each head exist several times, and so do products of the rows in a chunk.
     """
     return 3 * sizes.channels + sizes.value_heads * (6 * sizes.key_dim + 6 * sizes.value_dim + 4 * CHUNK)
 
 
 def _in_a_layer(shape: TransformerConfig, item: int, adapters: Adapters | None, device: str) -> int:
-    """Return the bytes that one row of a layer keeps for the gradient, with `item` bytes per number.
+    """Return how many bytes per row a layer keeps for the backward pass, with `item` bytes per number.
 
-    These bytes are the inputs of norms; queries, keys and values before and after their rotation; the output of
-    attention; and in the MLP the gate, its activation and its factor. Trained matrices keep their inputs. Adapters keep
-    their inputs in fp32 with a dropout mask, and the numbers between their two matrices.
+    It keeps the inputs of norms, the queries, keys and values before and after their rotation, and the output of
+    attention. In the MLP it keeps the gate, its activation and its factor. Trained matrices keep their inputs. Adapters
+    keep their inputs in fp32 with a dropout mask, and the numbers between their two matrices.
     """
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     values = 2 * shape.hidden_size + 4 * queries + 3 * keys + 3 * shape.intermediate_size
@@ -208,7 +207,7 @@ def _in_a_layer(shape: TransformerConfig, item: int, adapters: Adapters | None, 
 
 
 def divided(needed: Needs, drafter: TrainableDrafter, processes: int) -> Needs:
-    """Return the memory and disk per process if `processes` divide the layers: a share, and two whole layers."""
+    """Return the needs of one process, if `processes` share the target's layers: its part, and two whole layers."""
     transformer = drafter.target.transformer
     layer = sum(parameter.nbytes for parameter in transformer.layers[0].parameters())
     layers = layer * len(transformer.layers)
@@ -216,14 +215,15 @@ def divided(needed: Needs, drafter: TrainableDrafter, processes: int) -> Needs:
 
 
 def _learning(parameter: torch.nn.Parameter, loaded: bool, small: bool) -> int:
-    """Return the bytes of a trained weight: its gradient, its two moments, and the weight unless it is `loaded`
-    already."""
+    """Return the bytes for training a weight: its gradient, two moments, and itself unless it is already `loaded`.
+
+    A moment of the optimiser takes one byte per number if `small`, otherwise four.
+    """
     return (1 if loaded else 2) * parameter.nbytes + (2 if small else 8) * parameter.numel()
 
 
 def _for_a_moment(parameter: torch.nn.Parameter) -> int:
-    """Return the temporary bytes of a trained weight: its step in fp32, or a second gradient that is added to the
-    first.
+    """Return the bytes that a trained weight needs briefly: its step in fp32 if it is bf16, else a second gradient.
 
     A second gradient, such as of one head's part of a matrix, is as large as the whole matrix, with zeros elsewhere.
     """
@@ -231,15 +231,14 @@ def _for_a_moment(parameter: torch.nn.Parameter) -> int:
 
 
 def _checkpoint_bytes(parameter: torch.nn.Parameter, small: bool) -> int:
-    """Return the bytes of a weight in a checkpoint: the weight twice, as a tensor of the drafter and as a parameter,
-    and two moments."""
+    """Return the bytes of a trained weight in a checkpoint: two copies, and the optimiser's two moments."""
     return 2 * parameter.nbytes + (2 if small else 8) * parameter.numel()
 
 
 def fitting(needed: Needs, choice: Choice, at_once: int, least: int) -> Fit:
-    """Return how many tokens of a forward fit: `at_once`, or a half or a quarter of it, …, but at least `least`.
+    """Return how many tokens per forward pass fit: `at_once`, half of it, a quarter, …, but at least `least`.
 
-    If not even `least` tokens fit, layers are computed twice. Raises DoesNotFit.
+    If even `least` tokens do not fit, try again with recomputed layers. Raises DoesNotFit if that does not fit either.
     """
     free = free_memory(choice.device)
     for recomputed in (False, True):
@@ -257,7 +256,7 @@ def fitting(needed: Needs, choice: Choice, at_once: int, least: int) -> Fit:
 
 
 def room(needed: Needs, directory: Path) -> None:
-    """Raise DoesNotFit if the disk has too little room for the checkpoints and the result of a training."""
+    """Raise DoesNotFit if the disk is too full for the checkpoints and the result of a training."""
     free = free_disk(directory)
     if needed.files > free:
         needed_gib, free_gib = distinct(gib, needed.files, free)

@@ -40,7 +40,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Question:
-    """A conversation for the assistant to answer, and the user's prompts `following` each of its replies."""
+    """A conversation that the assistant must answer, and the user's prompts `following`, one after each reply."""
 
     id: str
     messages: tuple[Message, ...]
@@ -91,8 +91,8 @@ def read_questions(file: Path) -> list[Question]:
     """Read prompts from JSONL with "turns", "prompt" or "messages" in each line, or from plain text with one prompt per
     line.
 
-    A line of JSONL may have an "id". Files may be compressed with xz. Each of several turns is answered; a conversation
-    is answered after its last user message. Raises the errors of `read_examples`.
+    A line of JSONL may have an "id". Files may be compressed with xz. Every turn gets a reply; a conversation gets one
+    reply after its last user message. Raises the errors of `read_examples`.
     """
     content = _content(file)
     if _is_json(file, content):
@@ -118,7 +118,7 @@ def read_questions(file: Path) -> list[Question]:
 
 
 def _prompts(entry: dict[str, Any], place: str) -> tuple[tuple[Message, ...], tuple[str, ...]]:
-    """Return the first prompt of a line, and the prompts after each reply."""
+    """Return the messages that the model answers first, and the user's prompts that come after each reply."""
     if "messages" in entry:
         messages = _messages(entry["messages"], place)
         last = max((index for index, message in enumerate(messages) if message["role"] == "user"), default=-1)
@@ -154,7 +154,7 @@ def _content(file: Path) -> str:
 
 
 def _is_json(file: Path, content: str) -> bool:
-    """Return whether a file is JSONL. Raises UsageMistake for a list in JSON, which would be read as plain text."""
+    """Return whether a file is JSONL. Raises UsageMistake for a file that is a single JSON list."""
     name = file.with_suffix("").suffix if file.suffix == ".xz" else file.suffix
     begins = "" if name == ".txt" else content.lstrip()[:1]
     if begins == "[" and name != ".jsonl" and _is_list(content):
@@ -170,7 +170,7 @@ def _is_list(content: str) -> bool:
 
 
 def _entries(file: Path, content: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield the JSON object in each line that is not empty, with the file and the line: `FILE, line 3`."""
+    """Yield the JSON object in each line that is not empty, with a name of the place: `FILE, line 3`."""
     for number, line in enumerate(content.split("\n"), start=1):
         if not line.strip():
             continue
@@ -253,8 +253,11 @@ class PastConversation:
 
 @dataclass(frozen=True)
 class Past:
-    """A user's conversations, the newest first: conversations to learn from directly, conversations with prompts that
-    the model answers again, and held-out prompts, which are in neither group."""
+    """A user's saved conversations, the newest first, in three groups.
+
+    `conversations` are to learn from as they are. `questions` are conversations whose prompts the model answers again.
+    `held_out` are prompts kept for the benchmark, and no conversation with one of them is in the other groups.
+    """
 
     conversations: Sequence[PastConversation]
     questions: Sequence[Question]
@@ -293,7 +296,7 @@ def _is_held_out(prompt: str) -> bool:
 
 
 def _name(conversation: int, turns: Sequence[Turn]) -> str:
-    """Return a name for a conversation. It changes with each further turn, because the text has changed."""
+    """Return a name for a saved conversation. The name changes with every turn, because the text changes."""
     digest = hashlib.sha256("\0".join(text for turn in turns for text in (turn.prompt, turn.reply)).encode())
     return f"history-{conversation}-{digest.hexdigest()[:8]}"
 
@@ -303,7 +306,7 @@ def _digest(prompt: str) -> bytes:
 
 
 def _complete_messages(chat: Saved, turns: Sequence[Turn]) -> tuple[Message, ...]:
-    """Return the messages of a conversation before the first reply that was interrupted or is missing."""
+    """Return a conversation's messages before the first reply that was interrupted or is missing."""
     messages: list[Message] = []
     for turn in turns:
         if turn.reason not in WHOLE or not turn.reply.strip():
@@ -323,12 +326,12 @@ SLOT = re.compile("«(?:(\\d+)-(\\d+)|([a-z]+))»")
 
 
 def shipped_questions() -> list[Question]:
-    """Return the prompts for training text, of all kinds in turn, always in the same order."""
+    """Return localspec's own prompts for training text, always in the same order, which alternates categories."""
     return _in_turn([list(_questions(kind, entry)) for kind, entry in _kinds().items()])
 
 
 def held_out_prompts() -> list[BenchPrompt]:
-    """Return prompts that no drafter is trained on, of all kinds in turn."""
+    """Return localspec's own prompts that are never used in training, in an order that alternates categories."""
     return _in_turn(
         [
             [BenchPrompt(f"{kind}-{number}", kind, text) for number, text in enumerate(entry["held_out"], start=1)]
@@ -358,7 +361,7 @@ def _kinds() -> dict[str, Mapping[str, Any]]:
 
 
 def _single(entry: Mapping[str, Any]) -> Iterator[Sequence[str]]:
-    """Yield the single-turn prompts of a kind, including prompts made from templates, each once."""
+    """Yield the single-turn prompts in a category's `entry`, each once. Some of them are made from templates."""
     prompts = dict.fromkeys(entry["prompts"])
     for template in entry["templates"]:
         draw = random.Random(template)  # noqa: S311

@@ -1,4 +1,4 @@
-"""One training, from its request to its result: checks, estimate, the loop, the written files."""
+"""One training from its request to its result: the checks, the estimate, the training loop and the written files."""
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -81,13 +81,13 @@ class TrainingRequest:
 
 
 class Clock:
-    """The time limits for the parts of a training. This base class sets no limits; a course does."""
+    """The time limits for the stages of a training. This base class sets none; `Course` does."""
 
     def note(self) -> None:
         """Record how long the training has taken. It is called after every step."""
 
     def reading_is_over(self) -> bool:
-        """Return whether no further text may be read."""
+        """Return whether the target must stop reading training texts."""
         return False
 
     def training(self) -> float | None:
@@ -95,16 +95,18 @@ class Clock:
         return None
 
     def measuring(self) -> float | None:
-        """Return the seconds for measuring acceptance on each of two kinds of prompts; no reply begins after them.
-        None if nothing may be measured."""
+        """Return how many seconds each of the two acceptance measurements may last; no reply begins after that.
+
+        Return None if there is no time for them.
+        """
         return SECONDS
 
 
 class Job:
-    """A training: where and how it computes, its needs, and once it is loaded, the loop and its result.
+    """A training, which first chooses device and precision and estimates its needs. Call `load`, `run` and `finish`.
 
-    Raises UsageMistake, DoesNotFit and LocalspecError before anything is written. `say` is called with facts that the
-    user should know before training starts, and `progress` with each activity.
+    The constructor raises UsageMistake, DoesNotFit and LocalspecError before anything is written. `say` is called with
+    facts for the user before the training starts, and `progress` with each activity.
     """
 
     def __init__(
@@ -126,9 +128,9 @@ class Job:
             self.needed = estimate.divided(self.needed, self.shadow, processes.count())
 
     def fitting(self, begun: int | None = None) -> estimate.Fit:
-        """Return how many tokens of a forward fit in memory. `begun` is this number in a stopped training, if any.
+        """Return how many tokens in a forward pass fit into memory. A stopped training has `begun` with this many.
 
-        Raises DoesNotFit, also if the disk is too small.
+        Raises DoesNotFit if memory or disk is too small.
         """
         request = self.request
         at_once = begun or request.at_once or max(request.batch, self.length)
@@ -148,9 +150,9 @@ class Job:
         )
 
     def load(self, lock: Lock, clock: "Clock | None" = None) -> None:
-        """Load everything for a new or a resumed training; take `lock`, the lock of its directory.
+        """Load everything for a new or a resumed training. Take `lock`, the lock of its directory.
 
-        If the target reads texts once before training, it does so here, within the limits of `clock`.
+        If the target reads the texts once before training, it reads them here, within the limits of `clock`.
         """
         request, progress = self.request, self._progress
         AcceleratorState._reset_state(reset_partial_state=True)  # of an earlier training
@@ -217,10 +219,10 @@ class Job:
             self._tell(f"continuing after step {self.began}, where this training was stopped.")
 
     def _read_once(self, target: Target, corpus: Corpus, begun_with: int | None) -> Readings:
-        """Let the target read all text that it has not read yet, in the precision of replies, until time is up.
+        """Let the target read the training texts that it has not read yet, and save its outputs, until time is up.
 
-        Of several processes only the first reads. A resumed training uses only the first `begun_with` positions,
-        because trainings of other kinds may have read more since it began.
+        If there are several processes, only the first one reads. A resumed training uses only the first `begun_with`
+        positions, because other trainings may have added outputs since it began.
         """
         directory = self.request.readings or self.request.directory / READINGS
         readings = Readings(directory, target.transformer.config.hidden_size)
@@ -253,10 +255,10 @@ class Job:
             self._say(sentence)
 
     def _choose(self, settings: Settings) -> tuple[Choice, TrainableDrafter]:
-        """Return the device and precision of the training, and the drafter without weights for that choice.
+        """Return the device and precision of the training, and the drafter as tensors without data.
 
-        A form that changes the target trains packed weights through adapters, which are merged into the original
-        weights at the end. Direct training needs fp32 or bf16.
+        If training changes the target, packed weights learn through adapters, which are merged into the original
+        weights at the end. Weights that are not packed are trained directly, in fp32 or bf16.
         """
         request, plain = self.request, replace(settings, drafter="none", draft_max="auto", accept="exact", exact=False)
         machine = this_machine().as_torch_has_it()
@@ -282,9 +284,9 @@ class Job:
     def _choose_to_change(
         self, choice: Choice, settings: Settings, plain: Settings, machine: Machine
     ) -> tuple[Choice, TrainableDrafter]:
-        """Return the most accurate weights that leave room to train a form that changes the target.
+        """Return the most accurate weights with which a training that changes the target fits into memory.
 
-        A stopped training resumes with the same weights. Raises DoesNotFit, and the errors of `choose`.
+        A stopped training resumes with the weights that it began with. Raises DoesNotFit, and the errors of `choose`.
         """
         request, flags = self.request, (settings.quantize, settings.dtype)
         dense = estimate.shadow(request.kind, request.card, request.options, replace(choice, quantize="none"))
@@ -325,7 +327,7 @@ class Job:
         return length
 
     def _options(self, target: Target) -> Mapping[str, Any]:
-        """Return the drafter's options: the given ones, or options that suit this model and machine."""
+        """Return the drafter's options: those that the user gave, or else options that suit this model and machine."""
         if self.request.options:
             return self.request.options
         proposed = self.proposed(target)
@@ -335,9 +337,9 @@ class Job:
         return proposed.options
 
     def proposed(self, target: Target | None = None, seconds: float = PROBE_SECONDS) -> Proposed | None:
-        """Return options of the drafter that suit this model and machine; None if its kind proposes nothing.
+        """Return drafter options that suit this model and machine; None if this kind of drafter proposes nothing.
 
-        Without the `target` of a training, the model is loaded as for replies. Measurements take about `seconds`.
+        If no `target` is given, the model is loaded as for replies. Measurements take about `seconds`.
         """
         previous = [card for card in trained_drafters(self.request.card) if card.kind == self.request.kind]
         served = partial(served_target, self.request.card, self._settings, target)
@@ -345,7 +347,7 @@ class Job:
         return trainable_class(self.request.kind).propose(model, previous, served, seconds, self._progress)
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> Iterator[StepReport]:
-        """Yield an event per step until the end. If `stop` returns true, end early and set `training.stopped`."""
+        """Train, and yield a report after each step. If `stop` returns true, end early and set `training.stopped`."""
 
         def noted() -> bool:
             self.clock.note()
@@ -395,7 +397,7 @@ class Job:
         return report_of(request.directory) if self.main else {}
 
     def _decoding(self) -> DraftableModel[Any]:
-        """Return the target that writes text to measure acceptance. An unchanged target is loaded as for replies."""
+        """Return the model that generates text to measure acceptance. An unchanged target is loaded as for replies."""
         if self.changes_target:
             return decoding_target(self.choice, self.drafter.target)
         return served_target(self.request.card, self._settings, self.drafter.target)
@@ -415,7 +417,7 @@ class Job:
         self.drafter = self.drafter.for_changed(target)
 
     def _record(self, accuracy: Sequence[Sequence[float]], figures: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the part of drafter.json about the drafter's training."""
+        """Return the part of drafter.json that describes the training."""
         request, training = self.request, self.training
         return {
             **({"course": request.course, "kept": False} if request.course else {}),
@@ -441,11 +443,11 @@ class Job:
 
 
 def _densely(card: TargetCard, settings: Settings, machine: Machine) -> Choice:
-    """Return the device and precision of a training. On a CPU, if the settings name no format, take the most accurate
-    weights that fit.
+    """Return the device and precision of a training. On a CPU, unless the settings name a format, prefer the most
+    accurate weights that fit.
 
-    Fewer bits would only save memory, and make the drafter's training text less accurate. Blocks of a GGUF file are as
-    accurate as dense weights.
+    Fewer bits would only save memory, and make the text that the drafter learns from less accurate. Blocks of a GGUF
+    file count as just as accurate as dense weights.
     """
     choice = choose(card, settings, machine)
     if choice.device == "cpu" and (settings.dtype, settings.quantize) == ("auto", "auto"):
@@ -459,9 +461,9 @@ def _densely(card: TargetCard, settings: Settings, machine: Machine) -> Choice:
 
 
 def _resumed(request: TrainingRequest, identity: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the choices of a stopped training in this directory; empty if there is none, or if it will be replaced.
+    """Return what a stopped training in this directory had chosen; empty if there is none, or if --force replaces it.
 
-    Raises UsageMistake if the directory has another training, or a finished one.
+    Raises UsageMistake if the directory has another training or a finished one.
     """
     path = request.directory
     if request.force:
@@ -481,7 +483,7 @@ def _resumed(request: TrainingRequest, identity: Mapping[str, Any]) -> Mapping[s
 
 
 def _clear(request: TrainingRequest, lock: Lock) -> None:
-    """Take the lock. With --force, remove an old checkpoint and log; an old result stays until a new one exists."""
+    """Create the directory and take its lock. With --force, delete an old checkpoint and log, but no old result."""
     try:
         request.directory.mkdir(parents=True, exist_ok=True)
         lock.take()

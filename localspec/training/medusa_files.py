@@ -1,4 +1,6 @@
-"""Converts published Medusa heads, in all known layouts, into our drafters.
+"""Converts published Medusa heads, in all known layouts, into localspec's drafters.
+
+The layouts, by version or engine, file, and names of tensors:
 
     v0.1   medusa_lm_head.pt           {head}.{block}.linear.{weight,bias}   {head}.{blocks}.weight
     v2     medusa_lm_head.safetensors  {head}.{block}.linear.{weight,bias}
@@ -6,7 +8,7 @@
     vLLM   model.safetensors           blocks.{head}.layers.{block}.{weight,bias}   lm_heads.{head}.weight   token_map
     v1.0   a whole model's files       those of v0.1 after medusa_head., and the model's own tensors
 
-The numbers of heads and blocks follow only from the tensors' names, because published configs state wrong ones.
+The numbers of heads and blocks are counted in the names, because published configs state wrong numbers.
 """
 
 import json
@@ -58,10 +60,10 @@ _ONE_LINEAR, _TOKEN_MAP = "lm_head.weight", "token_map"  # vLLM: one matrix for 
 
 
 def split(path: Path, directory: Path, about: Mapping[str, Any]) -> None:
-    """Split a whole model with heads inside, in pickles, into directory/target and directory/drafter.
+    """Split a pickled model with Medusa heads inside: the model to directory/target, the heads to directory/drafter.
 
-    The pickles are read as data, one after the other. `about` has the model's `name`, and where the heads were
-    `published`. An earlier split of the same files stays. Raises the errors of `convert`.
+    The pickles are read as data, one at a time. `about` has the model's `name`, and where the heads were `published`.
+    An earlier split of the same files is kept. Raises the errors of `convert`.
     """
     target, new = directory / "target", directory / "target.new"
     with suppress(LocalspecError):
@@ -89,12 +91,11 @@ def split(path: Path, directory: Path, about: Mapping[str, Any]) -> None:
 
 
 def read_published(path: Path, target: Target, stored: Stored) -> ConvertedDrafter:
-    """Return the heads of a file or directory for this target, in the precision of the file. Pickles are read as data,
-    never run.
+    """Return the heads in the file or directory `path`, converted for this target model, in the file's precision.
 
-    A vocabulary matrix that equals the target's (among the `stored` weights) is shared with the target. Raises
-    NotHere if there are no heads, and LocalspecError for heads of another model, for a truncated vocabulary, and for
-    damaged files.
+    If the heads' vocabulary matrix equals the target's, which `stored` reads, they share the target's. Pickles are read
+    as data, never run. Raises NotHere if there are no heads. Raises LocalspecError for heads of another model, for a
+    truncated vocabulary and for damaged files.
     """
     file = first_file(path, FILES, "Medusa head")
     tensors, vocabulary = read_tensors(file, partial(_head_names, file=file)), stored(HEAD)
@@ -130,9 +131,9 @@ def read_published(path: Path, target: Target, stored: Stored) -> ConvertedDraft
 
 
 def _head_names(names: Collection[str], file: Path) -> dict[str, str]:
-    """Return the names of the heads' tensors in the file, each with its name without the prefix for a whole model.
+    """Map the name of each head tensor in the file to a shorter name, without the prefix `medusa_head.`.
 
-    Raises NotHere if there is no head, and LocalspecError for other tensors.
+    Raises NotHere if there is no head, and LocalspecError for unknown tensors.
     """
     whole = any(name.startswith("model.") for name in names)
     short_names = {name: _PREFIX.sub("", name) for name in names if not whole or _PREFIX.match(name)}
@@ -151,7 +152,7 @@ def _head_names(names: Collection[str], file: Path) -> dict[str, str]:
 
 
 def _blocks(tensors: Tensors, file: Path) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
-    """Return (weight, bias) by head and block; a bias that the file lacks is zero."""
+    """Return the (weight, bias) of each block of each head. A bias that is missing in the file is zero."""
     blocks: dict[tuple[int, int], dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
         if match := _BLOCK.match(name):
@@ -168,7 +169,7 @@ def _blocks(tensors: Tensors, file: Path) -> list[list[tuple[torch.Tensor, torch
 
 
 def _linears(tensors: Tensors, file: Path, heads: int) -> list[torch.Tensor]:
-    """Return the vocabulary matrix of each head; an empty list if heads use the target's."""
+    """Return the vocabulary matrix of each head; empty if the heads use the target's matrix."""
     linears = {int(match[1] or match[3]): tensor for name, tensor in tensors.items() if (match := _LINEAR.match(name))}
     shared = tensors.get(_ONE_LINEAR) if not linears else linears[0] if linears.keys() == {0} else None
     if shared is not None:

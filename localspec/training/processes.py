@@ -1,7 +1,7 @@
-"""The processes of `accelerate launch`, on one machine or several: how they agree, and share the target.
+"""Training in several processes, started by `accelerate launch` on one machine or several.
 
-With its flag --use_fsdp each process holds a part of every layer of the target. A process receives the rest of a layer
-only while it computes with that layer. Each process has the whole drafter, embedding and head.
+With its flag --use_fsdp, each process holds a part of every layer of the target. It receives the rest of a layer only
+while it computes with that layer. Each process has the whole drafter, embedding and head.
 """
 
 import os
@@ -29,12 +29,12 @@ def count() -> int:
 
 
 def divides() -> bool:
-    """Return whether the processes share the target's layers."""
+    """Return whether the target's layers are divided among the processes."""
     return count() > 1 and os.environ.get(FSDP, "").lower() == "true"
 
 
 def begin(choice: Choice) -> Accelerator:
-    """Return the processes of `accelerate launch`, or this process only.
+    """Return accelerate's object for all processes of this training, or for a single process.
 
     The drafter computes in the target's precision.
     """
@@ -55,7 +55,7 @@ def _unset(variable: str) -> Iterator[None]:
 
 
 def agree(processes: Accelerator, values: Mapping[str, Any]) -> None:
-    """Raise UsageMistake in all processes if their `values` differ."""
+    """Raise UsageMistake in every process if the processes have different `values`."""
     if processes.num_processes == 1:
         return
     everywhere = gather_object([dict(values)])
@@ -69,7 +69,7 @@ def agree(processes: Accelerator, values: Mapping[str, Any]) -> None:
 
 
 def layer_divider(processes: Accelerator) -> Callable[[nn.Module], None]:
-    """Return a function that divides a loaded layer among all processes."""
+    """Return a function that divides the weights of a loaded layer among all processes."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -86,7 +86,7 @@ def layer_divider(processes: Accelerator) -> Callable[[nn.Module], None]:
 
 
 def for_divided(settings: Settings, machine: Machine) -> tuple[Settings, Machine]:
-    """Return the settings and machine for choosing a divided target: dense weights, and the memory of all GPUs.
+    """Return settings and machine for choosing a target that is divided: dense weights, and the memory of all GPUs.
 
     Raises UsageMistake for packed weights.
     """
@@ -103,7 +103,7 @@ def for_divided(settings: Settings, machine: Machine) -> tuple[Settings, Machine
 
 
 def check_divided(drafter: TrainableDrafter) -> None:
-    """Raise UsageMistake for a form whose training computes with the target's layers."""
+    """Raise UsageMistake if training this drafter computes with the target's layers, which must then not be divided."""
     if drafter.changes_target or drafter.reads_layers:
         raise UsageMistake(
             f"This form of {drafter.kind} learns through the model's own layers, which then cannot be divided among "

@@ -1,6 +1,6 @@
-"""Shared code of all readers of published drafters: files that are read as data, tables of names, and conversion.
+"""Code that all converters of published drafters share: reading files as data, renaming tensors, and saving the result.
 
-A format is one file with a table of its names of tensors and a function `read_published`: `medusa_files.py`,
+Each format has a file with a table of tensor names and a function `read_published`: `medusa_files.py`,
 `eagle3_files.py`, `dflash_files.py` (also for DSpark) and `assistant_files.py`.
 """
 
@@ -44,11 +44,12 @@ _NUMBERS = (torch.float32, torch.float16, torch.bfloat16)  # the types of drafte
 
 
 def convert(kind: str, path: Path, model: Path, directory: Path, about: Mapping[str, Any]) -> None:
-    """Convert the published drafter in `path` into localspec's form, for the model in `model`, in directory/drafter.
+    """Convert the published drafter in `path` into localspec's form, and save it in directory/drafter. `model` is the
+    directory of its target.
 
-    Only the model's shapes are read, and the matrices that the format's reader asks for. `about` has the model's
-    `name`, and where the drafter was `published`. An earlier conversion of the same files for the same model stays.
-    Raises the errors of the reader and of `Target.load`, and DoesNotFit if the disk is full.
+    Of the target, only shapes are read, and the matrices that the converter asks for. `about` has the model's `name`,
+    and where the drafter was `published`. An earlier conversion of the same files for the same model is kept. Raises
+    the errors of the converter and of `Target.load`, and DoesNotFit if the disk is full.
     """
     identity, new = Identity(model), directory / "drafter"
     made_for = {"name": about["name"], "revision": identity.revision, "weights": identity.weights}
@@ -66,7 +67,7 @@ def convert(kind: str, path: Path, model: Path, directory: Path, about: Mapping[
 
 
 def stored_matrix(model: Path, names: Sequence[str]) -> torch.Tensor:
-    """Return the first matrix of these names in a model's files, unchanged."""
+    """Return the first of the matrices called `names` that is in a model's files, as it is stored."""
     matrices: dict[str, torch.Tensor] = {}
     for file in inspect(model).weight_files:
         with safe_open(file, framework="pt") as opened:
@@ -77,9 +78,9 @@ def stored_matrix(model: Path, names: Sequence[str]) -> torch.Tensor:
 
 
 def first_file(path: Path, names: Sequence[str], what: str) -> Path:
-    """Return the first of these files in a directory, or `path` itself if it is a file.
+    """Return the first of the files called `names` that is in the directory `path`. If `path` is a file, return it.
 
-    Raises NotHere if there is none; `what` says what is missing, as in "Medusa head".
+    Raises NotHere if there is no such file. The message calls it `what`, for example "Medusa head".
     """
     file = next((path / name for name in names if (path / name).is_file()), path)
     if not file.is_file():
@@ -94,9 +95,9 @@ def _as_stored(names: Collection[str]) -> Mapping[str, str]:
 def read_tensors(
     file: Path, called: Callable[[Collection[str]], Mapping[str, str]] = _as_stored
 ) -> dict[str, torch.Tensor]:
-    """Return the tensors of a file, or of all files that an index names; a pickle is read as data, never run.
+    """Return the tensors of a file, or of all files that an index names. A pickle is read as data, never run.
 
-    The function `called` maps stored names to localspec's names; tensors that it leaves out are not read. Raises the
+    The function `called` maps stored names to localspec's names. Tensors that it leaves out are not read. Raises the
     errors of `called`, and LocalspecError for damaged files.
     """
     tensors: dict[str, torch.Tensor] = {}
@@ -122,7 +123,7 @@ def _opened(file: Path) -> Iterator[tuple[Collection[str], Callable[[str], torch
 
 
 def tensors_in(path: Path, ids: Container[str] = ()) -> dict[str, torch.Tensor]:
-    """Return the tensors of a directory's safetensors files. Tensors named in `ids` hold tokens or flags.
+    """Return the tensors in a directory's safetensors files. Tensors named in `ids` hold token ids or flags.
 
     Raises the errors of `read_tensors` and `check_numbers`.
     """
@@ -141,11 +142,11 @@ def fitted(
     path: Path,
     ignored: str = "",
 ) -> dict[str, torch.Tensor]:
-    """Return a drafter's tensors by localspec's names. `names` lists the stored names of each tensor that is stacked
-    from several stored tensors, or is stored under another name.
+    """Return a drafter's tensors under localspec's names. Check that they have the `expected` shapes.
 
-    Errors call the drafter in `path` by the name `label`. Raises LocalspecError for a tensor that is missing or has
-    another shape, and for an unused tensor that does not match the pattern `ignored`.
+    `names` maps a tensor's name to the names under which it is stored; several stored tensors are joined. Error
+    messages call the drafter `label`. Raises LocalspecError for a tensor that is missing or has another shape, and for
+    an unused tensor that does not match the pattern `ignored`.
     """
     tensors, used = {}, set[str]()
     for our_name, spec in expected.items():
@@ -172,9 +173,9 @@ def fitted(
 
 
 def check_numbers(tensors: Tensors, where: Path, ids: Container[str] = ()) -> None:
-    """Raise LocalspecError for a tensor without rows, of an unsupported type, or with numbers that are not finite.
+    """Raise LocalspecError for a tensor that is a single number, has an unsupported type, or contains NaN or inf.
 
-    Tensors named in `ids` are lists of tokens, or have a flag per token.
+    Tensors named in `ids` hold token ids, or a flag for each token, and may be integers.
     """
     for name, tensor in tensors.items():
         if not tensor.ndim:
@@ -200,7 +201,7 @@ def unpickled(file: Path) -> Tensors:
 
 
 def table_of(index: Path) -> Mapping[str, str]:
-    """Return the file of each tensor, as an `index` says. Raises LocalspecError for a file in another directory."""
+    """Return which file has each tensor, from a JSON `index`. Raises LocalspecError for a file in another directory."""
     table: dict[str, str] = parse_json(read_bytes(index))["weight_map"]
     for name in table.values():
         if not re.fullmatch(r"[\w.-]+\.(safetensors|bin)", name):
@@ -210,7 +211,7 @@ def table_of(index: Path) -> Mapping[str, str]:
 
 @contextmanager
 def damage_in_words(file: Path) -> Iterator[None]:
-    """Turn any error of reading a file into a LocalspecError that says in one sentence what is wrong with the file."""
+    """Turn any error of reading a file in the `with` block into a LocalspecError with one clear sentence."""
     try:
         yield
     except LocalspecError:

@@ -1,8 +1,8 @@
-"""A target's outputs for the training texts, computed once and stored on disk for every pass over them.
+"""Saves a target model's outputs for the training texts, so that it has to read each text only once.
 
-`readings.bin` has a record for each position whose next token counts in the loss: the target's state and its likeliest
-next tokens. `readings.jsonl` has a line for each text, with its number of records. After a kill, complete texts stay,
-and an incomplete text is read again.
+`readings.bin` has a record for each position whose next token counts in the loss: the target's hidden state and the
+likeliest next tokens. `readings.jsonl` has a line for each text, with its number of records. If the process is killed,
+complete texts are kept, and an incomplete text is read again.
 """
 
 import hashlib
@@ -38,12 +38,12 @@ Reader = Callable[[Sequence[int], int], tuple[npt.NDArray[Any], npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Places:
-    """The n positions of some texts whose next token counts in the loss, in the order of the texts.
+    """The n positions in some texts whose next token counts in the loss, in the order of the texts.
 
-    `states` [n, hidden_size] are the target's, and `roots` [n] are the next tokens of the text. `numbers` [n] int64
-    ascend. For neighbours in a text they differ by 1, and for positions of different texts by more than the longest
-    draft. `labels` describe the next token: states [n, hidden_size], which the target's head turns into logits, or
-    `Likeliest` tokens.
+    `states` [n, hidden_size] are the target's hidden states, and `roots` [n] the next tokens in the text. `numbers` [n]
+    int64 number the positions in ascending order. Neighbours in a text differ by 1; between two texts is a gap that is
+    longer than any draft. `labels` are what to predict at each position. They are hidden states [n, hidden_size], from
+    which the target's head computes logits, or `Likeliest` tokens.
     """
 
     states: torch.Tensor
@@ -52,8 +52,8 @@ class Places:
     labels: torch.Tensor | Likeliest
 
     def following(self, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the indices of the positions 1 to `depth` after each of the n positions, and whether these
-        positions are among the n; both [n, depth]."""
+        """Find the `depth` positions that follow each of the n positions. Return their indices among the n, and whether
+        they are there; both [n, depth]."""
         following = self.numbers[:, None] + torch.arange(1, depth + 1, device=self.numbers.device)
         indices = torch.searchsorted(self.numbers, following).clamp(max=max(len(self.numbers) - 1, 0))
         return indices, self.numbers[indices] == following
@@ -65,7 +65,8 @@ def positions(row: Row) -> list[int]:
 
 
 class Readings:
-    """A directory of readings with states of `width` channels. Raises LocalspecError if they are damaged."""
+    """A directory of saved outputs of a target; hidden states have `width` numbers. Raises LocalspecError for
+    damage."""
 
     def __init__(self, directory: Path, width: int) -> None:
         self._directory = directory
@@ -77,11 +78,13 @@ class Readings:
 
     @staticmethod
     def bytes_of(width: int, tokens: int) -> int:
-        """Return about how many bytes the readings of `tokens` positions take, with states of `width` channels."""
+        """Return about how many bytes the saved outputs for `tokens` positions take; hidden states have `width`
+        numbers."""
         return tokens * (2 * width + 6 * LIKELIEST)
 
     def _open(self) -> None:
-        """Read the index. Cut both files after the last complete text: a kill may have left parts of another text."""
+        """Read the index. Cut both files after the last complete text: a killed process may have left part of
+        another."""
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             (self._directory / RECORDS).touch(0o600)
@@ -101,7 +104,7 @@ class Readings:
             raise LocalspecError(f"{self._directory} cannot be used ({error}); delete it, and start over.") from None
 
     def leave_out_after(self, positions: int) -> None:
-        """Leave out the texts after the first `positions` positions. Raises LocalspecError if there are fewer."""
+        """Ignore all texts after the first `positions` saved positions. Raises LocalspecError if fewer are saved."""
         if self._count < positions:
             raise LocalspecError(
                 f"{self._directory} lacks texts that the stopped training has read; give --force to start over."
@@ -115,12 +118,12 @@ class Readings:
         return _digest(row) in self._stored
 
     def lacking(self, rows: Sequence[Row]) -> list[Row]:
-        """Return the rows that have positions to predict but are not stored yet, each once."""
+        """Return the rows that are not saved yet, without duplicates. Rows without a token to predict are left out."""
         by_digest = {_digest(row): row for row in rows if positions(row)}
         return [row for name, row in by_digest.items() if name not in self._stored]
 
     def fill(self, rows: Sequence[Row], reader: Reader) -> Iterator[int]:
-        """Read the `lacking` rows, and yield the number of stored positions after each row.
+        """Let `reader` read the rows that are not saved yet. Yield the number of saved positions after each row.
 
         Raises DoesNotFit if the files cannot be written.
         """
@@ -148,7 +151,8 @@ class Readings:
         self._count, self._records = self._count + len(records), None
 
     def places(self, rows: Sequence[Row], device: str, distill: bool) -> Places:
-        """Return the target's stored outputs for `rows`. Without `distill` the labels are the tokens of the text."""
+        """Return the saved outputs for `rows`. Labels are the likeliest tokens, or without `distill` the text's
+        tokens."""
         if self._records is None:
             shape = (self._count,)  # without what another training is writing just now
             self._records = np.memmap(self._directory / RECORDS, self._record, "r", 0, shape) if self._count else None
@@ -172,7 +176,7 @@ class Readings:
 
 
 def reader_of(target: DecodingTarget) -> Reader:
-    """Return a function with which `target`, in torch or in the compiled library, reads a text."""
+    """Return a function that runs `target`, in torch or the compiled library, over a text and returns its outputs."""
     if isinstance(target, NativeTarget):
         return _native(target)
     assert isinstance(target, Target)
@@ -212,6 +216,6 @@ def _torch(target: Target) -> Reader:
 
 
 def _digest(row: Row) -> str:
-    """Return the name of a row in the index: equal tokens and positions have equal readings."""
+    """Return the key of a row in the index, a digest of its tokens and of the positions to predict."""
     text = json.dumps([[*row.tokens], positions(row)]).encode()
     return hashlib.sha256(text).hexdigest()[:24]

@@ -1,7 +1,7 @@
 """Writes the result of a training: the drafter with its record, and the target if training changed it.
 
-A target that adapters changed is written one tensor at a time: the original weights plus the adapters' products. The
-training may have used packed weights, but the written weights are not rounded.
+If adapters changed the target, it is written one tensor at a time: the original weight plus the adapter's product. So
+the result has full precision even if the training used packed weights.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ def write_result(
     record: Mapping[str, Any],
     directory: Path,
 ) -> None:
-    """Write drafter/ and losses.svg, and move the target of `write_target` to target/. Remove incomplete files on
+    """Write drafter/ and losses.svg. If training changed the target, move it to target/. Remove incomplete files on
     failure.
 
     `origin` is the directory of the model that the drafter was trained for, and `made_for` has the model's name and
@@ -78,9 +78,9 @@ def write_result(
 
 
 def write_target(drafter: TrainableDrafter, origin: Path, directory: Path) -> Path:
-    """Write a target that training has changed. Return its temporary path; `write_result` moves it.
+    """Write the target that training has changed, and return its temporary path. `write_result` moves it later.
 
-    `origin` is the model's directory. Raises the errors of `write_result`.
+    `origin` is the directory of the original model. Raises the errors of `write_result`.
     """
     new = directory / NEW_TARGET
     shutil.rmtree(new, ignore_errors=True)
@@ -96,10 +96,10 @@ def write_target(drafter: TrainableDrafter, origin: Path, directory: Path) -> Pa
 
 
 def write_merged(origin: Path, target: Target, adapters: Adapters, path: Path) -> None:
-    """Write the model in the directory `origin`, changed by adapters that were trained on `target`, to `path`.
+    """Write the model in the directory `origin` to `path`, with the trained `adapters` merged into its weights.
 
-    A tied head that was trained becomes a separate matrix. Raises NotHere for a packed file, LocalspecError for
-    broken files, OSError and SafetensorError if nothing can be written.
+    If the head was trained, it is written as a separate matrix, even if it was tied to the embedding. Raises NotHere
+    for a packed file, LocalspecError for broken files, OSError and SafetensorError if nothing can be written.
     """
     path.mkdir(parents=True)
     write_tensors(path, _merged(origin, adapters))
@@ -107,7 +107,7 @@ def write_merged(origin: Path, target: Target, adapters: Adapters, path: Path) -
 
 
 def _merged(origin: Path, adapters: Adapters) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of the Hugging Face layout. Changed tensors are at least as precise as bf16."""
+    """Yield the model's tensors by Hugging Face names, with adapters added; changed ones have at least bf16."""
     checkpoint = originals(origin)
     sizes = stored_sizes(checkpoint, read_config(checkpoint))
     stored, made_of = stored_tensors(checkpoint, sizes), weight_map(sizes)

@@ -1,6 +1,6 @@
-"""The target of a training, computed by torch for gradients, and its perplexity.
+"""Loads the target model in torch, which computes the gradients of a training, and measures its perplexity.
 
-On a CPU, torch takes packed weights from the compiled library.
+On a CPU, packed weights come from the compiled library.
 """
 
 import math
@@ -36,7 +36,7 @@ from localspec.weights.matrices import BlockStack, PackedMatrix
 
 
 def load_target(choice: LoadSpec, reporter: Reporter, each: Callable[[nn.Module], None] = lambda layer: None) -> Target:
-    """Load the model of a choice in torch; `each` is called with every dense layer.
+    """Load the chosen model in torch. `each` is called with every dense layer.
 
     Raises DoesNotFit, and the errors of loading a model.
     """
@@ -49,9 +49,9 @@ def load_target(choice: LoadSpec, reporter: Reporter, each: Callable[[nn.Module]
 
 
 def decoding_target(choice: LoadSpec, target: Target) -> DraftableModel[Any]:
-    """Return the model that decodes for this choice: the compiled library for packed weights on a CPU, else torch.
+    """Return the model that generates text: `target`, or for packed weights on a CPU the compiled library.
 
-    Torch would make every packed weight dense in each forward.
+    Torch would unpack every weight again in each forward pass.
     """
     if choice.device == "cpu" and choice.quantize != "none":
         return NativeTarget.open(choice.target.path, packing=choice.quantize, name=choice.target.name)
@@ -59,10 +59,9 @@ def decoding_target(choice: LoadSpec, target: Target) -> DraftableModel[Any]:
 
 
 def served_target(card: TargetCard, settings: Settings, target: Target | None) -> DecodingTarget:
-    """Return the model as it is loaded for replies with these settings. `target` is the model in training, if any.
+    """Return the model as it would be loaded for replies with these settings. `target` is the one in training, if any.
 
-    The result is the compiled library in the precision of replies, or `target` itself if torch decodes or memory is
-    short.
+    That is a model in the compiled library, or `target` itself if torch would decode, or if the model cannot be loaded.
     """
     try:
         choice = choose(card, replace(settings, drafter="none", draft_max="auto", accept="exact", exact=False))
@@ -74,9 +73,9 @@ def served_target(card: TargetCard, settings: Settings, target: Target | None) -
 
 
 def torch_target(native: NativeTarget) -> Target:
-    """Return the same model in torch with the same weights, for gradients, computed in fp32.
+    """Return the compiled library's model as a torch model in fp32 with the same weights, to compute gradients.
 
-    Unlike in the library, activations are not rounded, and the embedding is dense even if it is also the packed head.
+    The torch model differs in two ways: activations are not rounded, and the embedding is not packed.
     """
     model = native.model
     scale = as_fine(model.sizes.embed_scale, model.weights["embed_tokens"])
@@ -102,10 +101,7 @@ def _of_torch(name: str, weight: PackedMatrix | BlockStack | npt.NDArray[Any]) -
 
 @torch.no_grad()
 def perplexity(target: Target, rows: list[Row], at_once: int) -> float:
-    """Return the perplexity over tokens of the rows that are in the loss.
-
-    The perplexity of a changed target should not be higher than before.
-    """
+    """Return the perplexity over the tokens that count in the loss. It shows whether a changed target became worse."""
     total, count = 0.0, 0
     for group in split_rows(rows, at_once):
         padded = PaddedRows.of(group, target.device)

@@ -1,7 +1,7 @@
-"""The one loop that trains every drafter, through its `loss`.
+"""The training loop, the same for all kinds of drafters: each computes its own `loss`.
 
-Every random choice follows from the seed and the step. So a training that was stopped or killed continues with exactly
-the losses that it would have had. With several processes each computes its share of a step's rows.
+Every random choice follows from the seed and the step, so a training that was stopped or killed continues with exactly
+the same losses. With several processes, each computes its share of a step's rows.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ ADAMW = "AdamW"  # the optimiser of checkpoints that do not name one
 
 
 def rounded_by_chance(x: torch.Tensor, seed: str) -> torch.Tensor:
-    """Return fp32 numbers rounded to bf16 at random: the nearer of the two neighbours is likelier."""
+    """Return fp32 numbers rounded randomly to one of the two nearest bf16 numbers; the nearer one is more likely."""
     generator = torch.Generator(x.device).manual_seed(_seed_number(seed))
     chance = torch.randint(0, 2**16, x.shape, dtype=torch.int32, device=x.device, generator=generator)
     bits = (x.view(torch.int32) + chance) & -(2**16)  # bits that bf16 has no room for
@@ -39,7 +39,7 @@ def rounded_by_chance(x: torch.Tensor, seed: str) -> torch.Tensor:
 def optimizer_class(device: str, resumed: Mapping[str, Any] | None = None) -> Callable[..., torch.optim.Optimizer]:
     """Return AdamW. On CUDA its moments have eight bits, as in Medusa's training, if bitsandbytes is installed.
 
-    A resumed training uses the optimiser of its checkpoint's state, `resumed`.
+    A resumed training uses the optimiser named in `resumed`, the state of its checkpoint.
     """
     if has_small_moments(device) if resumed is None else resumed.get("optimizer", ADAMW) != ADAMW:
         from localspec.nn.linear_bitsandbytes import adamw_8bit  # not available on a Mac
@@ -50,12 +50,12 @@ def optimizer_class(device: str, resumed: Mapping[str, Any] | None = None) -> Ca
 
 
 def has_small_moments(device: str) -> bool:
-    """Return whether a training on this device has moments in eight bits."""
+    """Return whether an optimiser on this device keeps its moments in eight bits."""
     return torch.device(device).type == "cuda" and find_spec("bitsandbytes") is not None
 
 
 def trainable_groups(drafter: TrainableDrafter) -> list[tuple[list[torch.nn.Parameter], float]]:
-    """Return (parameters, multiple of the learning rate) of all trained weights."""
+    """Return groups of trained weights, each with the factor by which the learning rate is multiplied."""
     groups = drafter.parameter_groups()
     return [([p for p in group["params"] if p.requires_grad], group["lr_scale"]) for group in groups]
 
@@ -72,9 +72,9 @@ EVALUATED = 1024  # tokens of held-out text in one of them
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """The limits and settings of a training. It ends at the first limit that is reached; at least one is given.
+    """The settings and limits of a training. The first limit that is reached ends it; at least one is given.
 
-    With `distill` the labels are the target's distributions, otherwise the text's tokens.
+    With `distill` the drafter learns the target's probabilities, otherwise the tokens of the text.
     """
 
     batch: int  # tokens of a step
@@ -88,14 +88,14 @@ class TrainingPlan:
     save_seconds: float = 300.0
 
     def done(self, steps: int, seconds: float, epochs: float) -> float:
-        """Return the share of the training that is over, from 0 to 1."""
+        """Return how much of the training is done, from 0 to 1."""
         limits = ((steps, self.steps), (seconds / 3600, self.hours), (epochs, self.epochs))
         return min(1.0, max(passed / limit for passed, limit in limits if limit is not None))
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """A finished step, of about `steps` in all. About `left` seconds of the training remain."""
+    """A report after a training step, out of about `steps` steps. About `left` seconds remain."""
 
     step: int
     loss: float
@@ -109,7 +109,7 @@ class StepReport:
 
 @dataclass
 class TrainingState:
-    """The progress of a training: the content of state.json in a checkpoint."""
+    """The progress of a training, which is saved in a checkpoint's state.json."""
 
     step: int = 0
     tokens: int = 0
@@ -124,8 +124,8 @@ class TrainingState:
 class Training:
     """A training of one drafter, which continues from its checkpoint if there is one.
 
-    Its `directory` gets losses.jsonl and checkpoint/. The checkpoint contains `identity`, the settings of the training.
-    Raises LocalspecError for a damaged checkpoint.
+    It writes losses.jsonl and checkpoint/ into `directory`. `identity`, the settings of the training, is saved in the
+    checkpoint. Raises LocalspecError for a damaged checkpoint.
     """
 
     _readings: Readings | None = None
@@ -141,10 +141,10 @@ class Training:
         divided: bool = False,
         readings: Readings | None = None,
     ) -> None:
-        """Prepare the training. With `divided` the processes share the target's layers, so all must run the target
-        equally often.
+        """Prepare the training. If `divided`, all processes run the target equally often, because they share its
+        layers.
 
-        With `readings`, the target's saved outputs for every row of the corpus, the target reads nothing.
+        `readings` are the target's saved outputs for every row of the corpus; with them, the target itself is not run.
         """
         self._readings = readings
         self.drafter, self.target, self.corpus, self.plan = drafter, drafter.target, corpus, plan
@@ -175,10 +175,10 @@ class Training:
     # -- the loop -----------------------------------------------------------------------------------------------------
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> Iterator[StepReport]:
-        """Train until the plan is done, or until `stop`, called after every step, returns true: then `stopped` is true.
+        """Train until the plan is done, or until `stop` returns true after a step. In that case set `stopped`.
 
-        Write the checkpoint at the end. Raises LocalspecError for a loss that is NaN or inf, and DoesNotFit where
-        memory or disk is too small.
+        Write the checkpoint at the end. Raises LocalspecError for a loss that is NaN or inf, and DoesNotFit if memory
+        or disk is too small.
         """
         plan, state = self.plan, self.state
         began = saved = time.monotonic()
@@ -219,9 +219,9 @@ class Training:
         self.save()
 
     def _step(self, rows: list[Row], done: float) -> float:
-        """Run one step of the optimiser and return its loss.
+        """Train on the rows of one step, and return the loss.
 
-        Every token has the same weight, however rows are divided among processes and forwards.
+        Every token has the same weight, however the rows are divided among processes and forward passes.
         """
         self.drafter.train()
         self.drafter.progress = done
@@ -258,10 +258,11 @@ class Training:
         return mean
 
     def _update(self) -> None:
-        """Let the optimiser take its step. Weights in bf16 are updated one by one in fp32 and then rounded at random.
+        """Let the optimiser change the weights. Weights in bf16 are updated one at a time in fp32, and rounded at
+        random.
 
-        The usual change of a weight is less than half of the distance between two numbers in bf16. Rounded to the
-        nearest number, it would always be lost. Rounded at random, it is right on average (Gupta et al. 2015).
+        A usual change is smaller than half of the distance between two bf16 numbers, so rounding to the nearest number
+        would always lose it. Random rounding is right on average (Gupta et al. 2015).
         """
         coarse = [parameter for parameter in self._parameters if parameter.dtype == torch.bfloat16]
         gradients = {parameter: parameter.grad for parameter in coarse}
@@ -280,7 +281,7 @@ class Training:
             parameter.data = rounded_by_chance(parameter.data, f"{self.plan.seed} {self.state.step} {index}")
 
     def _batch(self, rows: list[Row], seed: str) -> Batch:
-        """Return rows with the target's outputs as in decoding: in its precision, and without trained changes."""
+        """Return a batch with the target's outputs, computed in its own precision and without trained changes."""
         padded = PaddedRows.of(rows, self.target.device)
         if self._readings is not None:
             nothing = torch.zeros(*padded.tokens.shape, 0, device=self.target.device)
@@ -315,10 +316,10 @@ class Training:
         return self.measure(EVALUATED)
 
     def measure(self, tokens: int | None = None) -> list[list[float]]:
-        """Measure and log accuracies [depth][rank]: how often the candidate of that rank was right on held-out text.
+        """Return and log the accuracies [depth][rank]: how often the candidate of that rank was right on held-out text.
 
-        `tokens` limits the text. Also set `right_after_right` [depth]: how often the first candidate was right where
-        the first candidates at all earlier depths were right. It is empty if the kind does not report chains.
+        `tokens` limits the text. Also set `right_after_right` [depth]: how often the first candidate was right, if the
+        first candidates at all earlier depths were right. It is empty for a kind of drafter that does not count this.
         """
         self.drafter.eval()
         rows, total = self.corpus.held_out, 0
@@ -414,7 +415,7 @@ class Training:
     # -- several processes --------------------------------------------------------------------------------------------
 
     def _share_gradients(self) -> None:
-        """Replace gradients by their sum over all processes. A process may have had no rows."""
+        """Replace each gradient by its sum over all processes. A process without rows counts as zero."""
         if self._processes.num_processes == 1:
             return
         for parameter in self._parameters:
@@ -422,11 +423,11 @@ class Training:
             parameter.grad = self._sum(gradient)
 
     def _most(self, reads: int) -> int:
-        """Return the largest number of forwards of any process if all share the target's layers, otherwise `reads`."""
+        """Return how many forward passes to run: `reads`, or if the target is divided, the most of any process."""
         return int(self._maxima(float(reads))[0]) if self._divided else reads
 
     def _read_along(self, times: int, rows: list[Row]) -> None:
-        """Read a text `times` times for other processes, which need this process's part of the layers."""
+        """Run the target `times` times only for the other processes, which need this process's part of each layer."""
         for _ in range(times):
             self._batch(rows[:1], "along")
 
@@ -450,7 +451,7 @@ def batch_tokens(rows: list[Row]) -> int:
 
 
 def _schedule(done: float) -> float:
-    """Return the learning rate as a share of its highest value: a straight line up, then half a cosine down."""
+    """Return the factor on the learning rate: a linear warm-up, then a cosine decay. `done` is the finished share."""
     if done < WARM_UP:
         return (done + WARM_UP / 10) / (WARM_UP * 1.1)
     return LOWEST + (1 - LOWEST) * (1 + math.cos(math.pi * (done - WARM_UP) / (1 - WARM_UP))) / 2

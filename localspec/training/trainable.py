@@ -1,4 +1,4 @@
-"""The base of all drafters with weights during training: their losses, and how they are saved."""
+"""The base class of all drafters with weights, while they are trained: their losses, and how they are saved."""
 
 import json
 from abc import abstractmethod
@@ -31,14 +31,14 @@ from localspec.training.readings import Places
 class Batch:
     """A batch of texts to learn from; shorter ones are padded at their end.
 
-    tokens [texts, n] are token ids. loss_mask bool [texts, n] marks the tokens to predict: replies and their end marks,
-    never padding. hidden [texts, n, hidden_size] are the target's states after its final norm, in the precision of
-    inference. They are [texts, n, 0] if the loss reads none. With `distill` the label is the target's distribution,
-    otherwise the text.
+    `tokens` [texts, n] are token ids. `loss_mask` bool [texts, n] marks the tokens to predict: replies and their end
+    marks, never padding. `hidden` [texts, n, hidden_size] are the target's hidden states after its final norm, in the
+    precision of inference; [texts, n, 0] if the loss reads none. With `distill`, the labels are the target's
+    probabilities, otherwise the tokens of the text.
 
-    `prefix` has the texts' keys and values in the layers that a kind reads, if any. `inner` [texts, n, places *
-    hidden_size] are the states that a kind reads in addition to the last. `places` are saved outputs of the target for
-    the texts, for kinds that need nothing else; `hidden` is then [texts, n, 0].
+    Each of the last three fields is only set for kinds of drafters that read it. `prefix` has the texts' keys and
+    values in some layers. `inner` [texts, n, places * hidden_size] are hidden states of inner layers. `places` are
+    saved outputs of the target, for kinds that need nothing else.
     """
 
     tokens: torch.Tensor
@@ -51,10 +51,10 @@ class Batch:
     places: Places | None = None
 
     def read_places(self, depth: int, states: torch.Tensor, teacher_states: torch.Tensor) -> Places:
-        """Return the `Places` of texts that were just read, in the form of saved outputs, for drafts of `depth` tokens.
+        """Return the target's outputs for these texts as `Places`, in the form of saved outputs.
 
-        `states` [texts, n, hidden_size] are the states of all positions. With `distill`, labels are made of
-        `teacher_states`, which have the same shape.
+        Drafts have `depth` tokens. `states` [texts, n, hidden_size] are the hidden states of all positions. With
+        `distill`, the labels are made from `teacher_states`, which have the same shape.
         """
         predicting = predicting_next(self.loss_mask)
         text, position = predicting.nonzero(as_tuple=True)
@@ -69,10 +69,10 @@ def predicting_next(loss_mask: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class LossOutput:
-    """The loss to minimise, a mean over tokens, and how well each depth was predicted.
+    """The loss to minimise, a mean over tokens, and how well each depth of a draft was predicted.
 
-    chains [depth, 2], if a kind reports them, count drafts whose likeliest tokens were right at all earlier depths: how
-    many of these drafts were right at this depth too, and the number of these drafts.
+    Some kinds of drafters also report `chains` [depth, 2]. Its second column counts the drafts whose first candidates
+    were right at all earlier depths. Its first column says how many of these were right at this depth, too.
     """
 
     loss: torch.Tensor
@@ -82,11 +82,11 @@ class LossOutput:
 
 @dataclass(frozen=True)
 class GradientWork:
-    """The work of training that needs gradients: rows per token of a text, and layers that rows pass (0: only heads).
+    """The part of a training step that needs gradients: the rows per token of a text, and how many layers each row
+    passes.
 
-    A row keeps `vectors` vectors of hidden_size in memory for the gradient: its state when it is selected and sorted,
-    and states inside a head. Outputs of a head, mainly logits, are not included, because they exist for only a few rows
-    at a time.
+    If `layers` is 0, only heads compute. A row then keeps `vectors` vectors of hidden_size in memory for the backward
+    pass. The outputs of heads, mainly logits, do not count, because only a few rows of them exist at a time.
     """
 
     rows: float
@@ -99,7 +99,10 @@ PROBE_SECONDS = 120.0  # of measuring for a proposal, at most
 
 
 class Proposed(NamedTuple):
-    """Options that suit a target and a machine, a sentence that explains them, and whether the drafter should pay."""
+    """Drafter options that suit a target and a machine, and a sentence that explains them.
+
+    `pays` says whether the drafter should be faster than plain decoding.
+    """
 
     options: dict[str, Any]
     sentence: str
@@ -107,15 +110,15 @@ class Proposed(NamedTuple):
 
 
 class Recomputing(Protocol):
-    """A module that gradients pass; on request, its layers are computed twice to save memory."""
+    """A module that can save memory: if `recomputed` is set, the backward pass computes its layers again."""
 
     recomputed: bool
 
 
 class TrainableDrafter(nn.Module):
-    """The weights of a drafter while they are trained for one target, in fp32. A `Drafter` drafts with them.
+    """A drafter while it is trained for one target, in fp32. A `Drafter` with the same weights makes the drafts.
 
-    An untrained drafter is as lossless as any other. `progress` is the finished share of a training, from 0 to 1.
+    Even an untrained drafter is lossless. `progress` is the finished share of the training, from 0 to 1.
     """
 
     Drafter: ClassVar[type[TrainedDrafter]]
@@ -132,13 +135,13 @@ class TrainableDrafter(nn.Module):
         self.draft_from(0)
 
     def draft_from(self, vocabulary: int) -> None:
-        """Limit drafts to `vocabulary` tokens, which `begin_training` chooses; 0 stands for all."""
+        """Limit drafts to a vocabulary of this many tokens, which `begin_training` chooses. 0 means all tokens."""
         self.kept: torch.Tensor | None
         self.register_buffer("kept", torch.arange(vocabulary, device=self.target.device) if vocabulary else None)
         self.copy_head_rows()
 
     def copy_head_rows(self) -> None:
-        """Set `shared` to the target's head, or to a copy of the head's rows for the draft vocabulary."""
+        """Set `shared` to the target's head, or to a copy of only those rows that the draft vocabulary needs."""
         self.shared: Callable[..., torch.Tensor] = self.target.head  # neither trained nor saved
         if self.kept is not None:
             self.shared = self.target.transformer.head_of(self.kept)[0]
@@ -150,12 +153,12 @@ class TrainableDrafter(nn.Module):
 
     @property
     def depth(self) -> int:
-        """The number of levels of a tree below the root."""
+        """The number of levels of a draft tree below its root."""
         return int(self.options.depth)
 
     @abstractmethod
     def loss(self, batch: Batch) -> LossOutput:
-        """Return the loss of a batch. Every depth is predicted in the same way as in drafting."""
+        """Return the loss of a batch. Each depth of a draft is predicted in the same way as in decoding."""
 
     @classmethod
     def propose(
@@ -166,38 +169,39 @@ class TrainableDrafter(nn.Module):
         seconds: float = PROBE_SECONDS,
         progress: Callable[[str], None] = lambda _: None,
     ) -> Proposed | None:
-        """Return options that suit this target and machine; None if a kind has no proposal.
+        """Return options that suit this target and machine; None if this kind of drafter proposes nothing.
 
-        `previous` are earlier drafters of this kind for this target. `decoding` loads the model as for replies (None:
-        the target itself decodes). Measurements take about `seconds`.
+        `previous` are earlier drafters of this kind for this target. `decoding` loads the model as for replies; if it
+        is None, the target itself decodes. Measurements take about `seconds`.
         """
         return None
 
     def reads_states(self, distill: bool) -> bool:
-        """Return whether the loss reads a text's states.
+        """Return whether the loss reads the target's final hidden states.
 
-        With `distill` the labels are the target's distributions, which are made of states; otherwise the text.
+        With `distill`, the labels are the target's probabilities, which are computed from these states.
         """
         return True
 
     @property
     def uses_readings(self) -> bool:
-        """Whether the loss needs only saved outputs, `Places`, so that the target reads each text only once."""
+        """Whether the loss needs only saved outputs (`Places`), so that the target reads each text only once."""
         return False
 
     @property
     def starts_fitted(self) -> bool:
-        """Whether `fit` sets good first weights. A high learning rate would then only make them worse."""
+        """Whether `fit` computes good first weights. A high learning rate would then only spoil them."""
         return False
 
     def candidates(
         self, labels: Labels
     ) -> tuple[Callable[..., torch.Tensor], torch.Tensor | None, torch.Tensor | None]:
-        """Return a head for only candidate tokens, these tokens' ids, and their columns in the draft vocabulary.
+        """Return a head that computes only candidates' logits, their ids, and their columns in the draft vocabulary.
 
-        On saved outputs, a training step's candidates are the likeliest tokens at each position and the most frequent
-        tokens, if they can be drafted. That is twenty times as fast as a whole vocabulary, and as good. Otherwise the
-        candidates are the whole draft vocabulary: columns are then None, as are ids if all tokens can be drafted.
+        In a training step on saved outputs, the candidates are the likeliest tokens at each position and the most
+        frequent tokens, as far as they can be drafted. That is twenty times as fast as a whole vocabulary, and as good.
+        Otherwise they are the whole draft vocabulary, with None for the columns, and with None for the ids if every
+        token can be drafted.
         """
         if not self.training or not isinstance(labels, Likeliest):
             return self.shared, self.kept, None
@@ -209,26 +213,25 @@ class TrainableDrafter(nn.Module):
         return self.target.transformer.head_of(ids)[0], ids, columns
 
     def fit(self, parts: Iterable[Places]) -> None:
-        """Compute weights directly, without gradients, from the target's outputs `parts`, one for each batch.
+        """Compute first weights directly, for example by least squares. `parts` are the target's outputs, by batch.
 
-        This is called before the first step, and only if the target's outputs are saved and not computed in each pass.
+        This is called before the first step, and only if the target's outputs are saved.
         """
 
     @property
     def gradient_share(self) -> float:
-        """The share of the target's weights that gradients pass in training."""
+        """The share of the target's weights through which gradients flow in training."""
         return float(self.changes_target)
 
     def gradient_work(self, length: int) -> GradientWork:
-        """Return the work that needs gradients, per token of texts of `length` tokens, excluding the target's own
-        reading of the texts."""
+        """Return the work per token that needs gradients, in texts of `length` tokens, without the target's own."""
         return GradientWork(float(self.depth))
 
     @property
     def weights_passed(self) -> int:
-        """The number of weights that each token of a text passes with a gradient. Weights passed twice count twice.
+        """The number of weights through which each token's gradients flow. A weight used twice counts twice.
 
-        The target's own layers are not included: see `gradient_share`.
+        The target's own layers are not included; see `gradient_share`.
         """
         head = self.target.transformer.config
         trained: int = sum(
@@ -238,17 +241,17 @@ class TrainableDrafter(nn.Module):
 
     @property
     def transformers(self) -> Sequence[Recomputing]:
-        """The transformers that gradients pass. Their layers may be computed twice to save memory."""
+        """The transformers through which gradients flow. Their layers can be recomputed to save memory."""
         return [self.target.transformer]
 
     @property
     def reads_layers(self) -> Sequence[int]:
-        """The target's layers from which the loss reads a text's keys and values, computed without a gradient."""
+        """The target's layers whose keys and values of a text the loss reads, without gradients."""
         return ()
 
     @property
     def reads_inner(self) -> Sequence[int]:
-        """The states of a text that the loss reads in addition to the last, by Hugging Face's indices."""
+        """The inner hidden states of the target that the loss reads, as indices in Hugging Face's `hidden_states`."""
         return ()
 
     def outcome(
@@ -257,23 +260,23 @@ class TrainableDrafter(nn.Module):
         generated: float | None = None,
         decoding: Callable[[], DecodingTarget] | None = None,
     ) -> str:
-        """Return a sentence that compares a finished training with the expectation; empty if there was no expectation.
+        """Return a sentence that compares the training's result with what was expected; empty if nothing was expected.
 
-        `right_after_right` [depth] is how often the likeliest token was right on held-out text if all before it were.
-        `generated` is the tokens per forward on text that the model generated. `decoding` loads the model as for
-        replies.
+        `right_after_right` [depth] is how often the first candidate was right on held-out text, if all before it were
+        right. `generated` is the number of tokens per forward pass, on text that the model generated. `decoding` loads
+        the model as for replies.
         """
         return ""
 
     @property
     def changes_target(self) -> bool:
-        """Whether training changes the target. The drafter then belongs only to the changed target."""
+        """Whether training changes the target model. The drafter then works only with the changed target."""
         return self.adapters is not None
 
     def begin_training(self, frequencies: torch.Tensor) -> None:
-        """Choose the most frequent tokens: as draft vocabulary, and as candidates of every step.
+        """Choose the most frequent tokens, as draft vocabulary and as candidates in every step.
 
-        frequencies [vocab_size] is how often each token occurs in the text.
+        `frequencies` [vocab_size] is how often each token occurs in the text.
         """
         self._common = most_frequent(frequencies, COMMON)
         if self.kept is not None:
@@ -281,16 +284,16 @@ class TrainableDrafter(nn.Module):
             self.copy_head_rows()
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Return groups of trained parameters: `params`, and `lr_scale`, a factor of their learning rate."""
+        """Return groups of trained weights, `params`, each with `lr_scale`, the factor of its learning rate."""
         return [{"params": list(self.parameters()), "lr_scale": 1.0}]
 
     def adapted_head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the target's logits [..., vocab_size] of states, with the adapters of joint training."""
+        """Return the target's logits [..., vocab_size] for hidden states, with the adapters of joint training."""
         assert self.adapters is not None
         return self.target.head(hidden, self.adapters.head)
 
     def adapted_states(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the target's states [texts, n, hidden_size] with the adapters of joint training; gradients flow."""
+        """Return the target's hidden states [texts, n, hidden_size], computed with its adapters and with gradients."""
         assert self.adapters is not None
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         causal = positions[:, None] >= positions
@@ -298,7 +301,7 @@ class TrainableDrafter(nn.Module):
         return states
 
     def for_changed(self, target: Target) -> Self:
-        """Return this drafter for the changed target, after its adapters were merged into that target."""
+        """Return this drafter for the changed target, into which the adapters were merged."""
         assert self.changes_target
         defaults = {option.name: option.default for option in fields(self.options) if option.name in self.JOINT}
         drafter = type(self)(target, replace(self.options, **defaults)).to(target.device)
@@ -308,34 +311,34 @@ class TrainableDrafter(nn.Module):
     # -- weights ------------------------------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the saved tensors by name: all except adapters that change the target."""
+        """Return the tensors to save, by name. Adapters that change the target are not among them."""
         state = self.state_dict()
         return {name: tensor.detach() for name, tensor in state.items() if not name.startswith("adapters.")}
 
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load the tensors that `tensors()` once returned. Raises the errors of `check_tensors`."""
+        """Load tensors that `tensors()` returned. Raises the errors of `check_tensors`."""
         self.check_tensors(tensors)
         self.load_state_dict(dict(tensors), strict=False)  # a kind may have more than it saves
         self.copy_head_rows()
 
     def check_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Raise LocalspecError if a tensor is missing, unknown, or of a wrong shape or type.
+        """Raise LocalspecError if a tensor is missing or unknown, or has the wrong shape or type.
 
-        Raise it also for a draft vocabulary with tokens that the model does not have.
+        Also raise it for a draft vocabulary with token ids that the target does not have.
         """
         check_tensors(_specs(self.tensors()), _specs(tensors))
         if (ids := tensors.get("kept")) is not None:
             check_vocabulary(int(ids.min()), int(ids.max()), self.target.transformer.config.vocab_size)
 
     def numbers(self) -> dict[str, Array]:
-        """Return the saved tensors as numpy arrays, from which a `Drafter` is built."""
+        """Return the tensors to save as numpy arrays, from which a `Drafter` can be built."""
         return {
             name: (tensor.float() if tensor.is_floating_point() else tensor).numpy(force=True)
             for name, tensor in self.tensors().items()
         }
 
     def drafter(self, target: DraftableModel[Any] | None = None) -> TrainedDrafter:
-        """Return a drafter with the present weights, for the same target in another backend."""
+        """Return a `Drafter` with the present weights. `target` may be the same model in another backend."""
         return self.Drafter(target or self.target, self.options, self.numbers())
 
 
@@ -355,7 +358,7 @@ def most_frequent(frequencies: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def trainable_class(kind: str) -> type[TrainableDrafter]:
-    """Return the class `Trainable` in the file of a kind."""
+    """Return the class `Trainable` from the file of a kind of drafter."""
     class_: type[TrainableDrafter] = import_module(kind_of(kind).training_file).Trainable
     return class_
 
@@ -380,7 +383,7 @@ def parse_options(kind: str, words: Sequence[str]) -> dict[str, Any]:
 
 
 def _value(type_: type, text: str) -> Any:
-    """Return a text converted to this type. If that fails, return it unchanged: `make_drafter` reports the error."""
+    """Return the text converted to this type, or unchanged if that fails: `make_drafter` then reports the error."""
     if type_ is bool:
         return SWITCHES.get(text.lower(), text)
     try:
@@ -403,12 +406,12 @@ class ConvertedDrafter(NamedTuple):
     weights: Mapping[str, torch.Tensor]
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
-        """Return the saved tensors, as `TrainableDrafter.tensors` does."""
+        """Return the tensors to save, as `TrainableDrafter.tensors` does."""
         return self.weights
 
 
 def save_drafter(drafter: TrainableDrafter | ConvertedDrafter, path: Path, about: Mapping[str, Any]) -> None:
-    """Write a directory for `load_drafter`, atomically. `about` is added to drafter.json."""
+    """Write a drafter's tensors and drafter.json into a directory, atomically. `about` is added to drafter.json."""
     path.mkdir(parents=True, exist_ok=True)
     card = {"format": FORMAT, "kind": drafter.kind, "options": asdict(drafter.options), **about}
     tensors = {name: tensor.contiguous().cpu() for name, tensor in drafter.tensors().items()}

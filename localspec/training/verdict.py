@@ -1,6 +1,6 @@
-"""Measures a trained drafter, and decides whether it pays.
+"""Measures a trained drafter, and decides whether it is kept.
 
-The drafter is compared with plain decoding, and with the drafter that `auto` would choose instead.
+It must be faster than plain decoding, and faster than the drafter that localspec would choose instead.
 """
 
 import json
@@ -45,11 +45,11 @@ ROWS = 4  # plain decoding, what would be chosen, the drafter, and the drafter w
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a bench of a drafter, in its faster form: with or without phrases.
+    """The result of benchmarking a trained drafter, with or without drafting phrases, whichever is faster.
 
-    `speedup` is relative to plain decoding. `without` is the drafter that `auto` would choose if this drafter did not
-    exist, and `against` is the speed of this drafter relative to `without`. The drafter is `kept` if `speedup` and
-    `against` are clearly above 1.
+    `speedup` is relative to plain decoding. `without` is the drafter that localspec would choose if this one did not
+    exist, and `against` is this drafter's speed relative to it. The drafter is `kept` if `speedup` and `against` are
+    clearly above 1.
     """
 
     drafter: str
@@ -63,7 +63,7 @@ class Verdict:
 
     @classmethod
     def read(cls, card: Mapping[str, Any]) -> Self:
-        """Return the verdict in a drafter.json."""
+        """Return the verdict that a drafter.json contains."""
         names = ("drafter", "speedup", "without", "against", "prompts", "max_tokens", "rows")
         return cls(**{name: card["bench"][name] for name in names}, kept=card["kept"])
 
@@ -89,10 +89,10 @@ def judge(
     store: Store | None,
     reporter: Reporter,
 ) -> Verdict:
-    """Bench the drafter in a directory, and write into its drafter.json whether it is kept.
+    """Benchmark the drafter in a directory, and write into its drafter.json whether it is kept.
 
-    After the first `FEWEST` prompts, the bench ends when the next prompt would take it beyond `seconds`. Replies are
-    shorter if these prompts would take longer. Costs and replies are saved in `store`, for later choices of a drafter.
+    At least `FEWEST` prompts are answered. After that, the benchmark ends before a prompt that would exceed `seconds`.
+    If time is short, replies are shorter. Measured costs and replies are saved in `store`, to choose a drafter later.
     Raises the errors of loading, and UsageMistake if no prompt leaves room for a reply.
     """
     began = time.monotonic()
@@ -156,9 +156,9 @@ def judge(
 
 
 def _reply_tokens(engine: Engine, question: str, sampling: Sampling, seconds: float) -> int:
-    """Return how many tokens each reply may have so that the shortest bench takes at most `seconds`.
+    """Return how many tokens a reply may have if the shortest benchmark is to take at most `seconds`.
 
-    There are `TOKENS` unless the machine has become slow, and at least `WARM_UP`. A short reply is timed.
+    The result is between `WARM_UP` and `TOKENS`, and computed from the time of a short reply.
     """
     began = time.monotonic()
     *_, done = engine.chat(message(question), sampling, Limits(WARM_UP))
@@ -196,11 +196,11 @@ def measure_generated(
     seconds: float = SECONDS,
     nodes: int = NODES,
 ) -> dict[str, Any]:
-    """Let the target answer at most `most` prompts, with draft trees of `nodes` nodes.
+    """Measure acceptance: let the target answer at most `most` prompts, with draft trees of `nodes` tokens.
 
-    Return the acceptance for drafter.json: `length` (the tokens per forward, including the bonus token), `nodes`,
-    `tokens` and `replies`; empty if no prompt leaves room for a reply. No reply begins after `seconds` seconds, and
-    replies end where they repeat themselves.
+    Return an entry of drafter.json: `length` (the tokens per forward pass, including the bonus token after the accepted
+    ones), `nodes`, `tokens` and `replies`; empty if no prompt leaves room for a reply. No reply begins after `seconds`
+    seconds, and a reply ends where it repeats itself.
     """
     session, began = Session(target, drafter, Budget(nodes, branches=target.branches)), time.monotonic()
     tokens = steps = replies = 0  # committed tokens, and the forwards for them
@@ -229,10 +229,10 @@ def _answered(session: Session, prompt: Sequence[int], most: int) -> Statistics:
 def measured_text(
     target: DraftableModel[Any], drafter: TrainedDrafter, held_out: Sequence[Row], seconds: float = SECONDS
 ) -> dict[str, dict[str, Any]]:
-    """Return acceptance measured in text that the target generated, for drafter.json.
+    """Return two measurements of acceptance in text that the target generates, as entries of drafter.json.
 
-    `acceptance` is measured in text like the training text, `acceptance_elsewhere` in replies to localspec's held-out
-    prompts of all kinds.
+    `acceptance` is measured on continuations of held-out training texts, `acceptance_elsewhere` on replies to
+    localspec's own held-out prompts.
     """
     shipped = ([*target.encode([{"role": "user", "content": prompt.text}])] for prompt in held_out_prompts())
     results = {

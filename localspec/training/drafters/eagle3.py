@@ -1,5 +1,7 @@
-"""Trains EAGLE-3's layer as drafting uses it: each step reads the outputs of the step before (EAGLE-3, §3.1,
-training-time test)."""
+"""Trains EAGLE-3 drafters as they are used: each training step reads the outputs of the previous step, as in a draft.
+
+This is the paper's training-time test (EAGLE-3, §3.1).
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,10 +24,10 @@ Steps = list[tuple[torch.Tensor, torch.Tensor]]  # keys and values of each step,
 
 
 class Trainable(TrainableDrafter):
-    """The matrix that joins the target's states, the layer, its norms, and a separate head over the draft vocabulary.
+    """An EAGLE-3 drafter in training: a matrix that joins hidden states of the target, a layer, its norms, and a head.
 
-    A new drafter starts as the target's last layer, final norm and head. The matrix starts by passing on only the state
-    of the highest layer.
+    In a new drafter, the layer, final norm and head are copies of the target's. The matrix at first passes on only the
+    highest of the joined states. The head computes logits for the draft vocabulary.
     """
 
     Drafter = Drafter
@@ -75,10 +77,10 @@ class Trainable(TrainableDrafter):
 
     @torch.no_grad()
     def _begin_as_target(self) -> None:
-        """Copy the target's final norm and head, and the last of its layers whose heads have the drafter's sizes.
+        """Copy the target's final norm and head, and its last layer whose attention heads have the drafter's sizes.
 
-        At first the features are the states of the highest layer that the drafter reads. Parts that the drafter's layer
-        does not have, such as gates of attention, are left out.
+        The joining matrix passes on only the highest hidden state that the drafter reads. Parts that the drafter's
+        layer does not have, such as attention gates, are not copied.
         """
         transformer, width = self.target.transformer, self.sizes.hidden_size
         config, heads = transformer.config, (self.sizes.num_kv_heads, self.sizes.head_dim)
@@ -117,7 +119,7 @@ class Trainable(TrainableDrafter):
         self._copy_head()
 
     def copy_head_rows(self) -> None:
-        """Do nothing: this drafter's head is not the target's."""
+        """Do nothing, because this drafter has a separate head."""
 
     def _copy_head(self) -> None:
         rows = self.target.transformer.lm_head.weight.detach() * self.target.transformer.config.logit_scale
@@ -125,17 +127,17 @@ class Trainable(TrainableDrafter):
 
     @property
     def reads_inner(self) -> Sequence[int]:
-        """The states of the target that are joined into the drafter's input, by Hugging Face's indices."""
+        """The hidden states of the target that are joined into the drafter's input, as Hugging Face numbers them."""
         return self.options.places
 
     def gradient_work(self, length: int) -> GradientWork:
-        """Return the work that needs gradients: each step costs as much as one more layer for the whole text."""
+        """Return the work that needs gradients: each step costs as much as another layer over the whole text."""
         return GradientWork(1.0, self.depth)
 
     @property
     def weights_passed(self) -> int:
-        """The number of weights that multiply a token's states: of the matrix that joins the target's states, and in
-        each step of the layer, its head and the target's head."""
+        """The number of weights that multiply each token: those of the joining matrix once, and in each step those of
+        the layer, its head and the target's head."""
         weights, head = sum(parameter.numel() for parameter in self.parameters()), self.target.transformer.config
         joined = self.fc.weight.numel()
         return joined + self.depth * (weights - joined + head.vocab_size * head.hidden_size)
@@ -146,8 +148,7 @@ class Trainable(TrainableDrafter):
         return [self]
 
     def begin_training(self, frequencies: torch.Tensor) -> None:
-        """Choose the most frequent tokens as draft vocabulary, and copy their rows of the target's head to the
-        drafter's head."""
+        """Choose the most frequent tokens as draft vocabulary, and copy their rows of the target's head."""
         super().begin_training(frequencies)
         if self.kept is not None and not self.options.config:
             self._copy_head()
@@ -158,7 +159,8 @@ class Trainable(TrainableDrafter):
         return F.rms_norm(x, norm.shape, norm.to(x.dtype), self.sizes.rms_norm_eps)
 
     def _features(self, inner: torch.Tensor) -> torch.Tensor:
-        """Return the layer's input [texts, n, hidden_size] from several states of the target, concatenated."""
+        """Return the features [texts, n, hidden_size]: hidden states of the target, concatenated and joined by a
+        matrix."""
         if self.options.norms != "none":
             parts = inner.chunk(len(self.options.places) if self.options.norms == "each" else 1, -1)
             normed = [F.rms_norm(part, part.shape[-1:], eps=self.sizes.rms_norm_eps) for part in parts]
@@ -174,7 +176,7 @@ class Trainable(TrainableDrafter):
     def _step(
         self, embeddings: torch.Tensor, features: torch.Tensor, positions: torch.Tensor, *earlier: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return a step's states [texts, n, hidden_size], keys and values. `earlier` are earlier keys and values."""
+        """Return a step's outputs [texts, n, hidden_size], keys and values. `earlier` has those of earlier steps."""
         sizes, (texts, n) = self.sizes, features.shape[:2]
         feature = self._normed(features, self.feature_norm)
         both = torch.cat([self._normed(embeddings, self.embedding_norm), feature], -1)
@@ -191,10 +193,10 @@ class Trainable(TrainableDrafter):
         return x + self.down(F.silu(self.gate(h)) * self.up(h)), k, v
 
     def states(self, tokens: torch.Tensor, inner: torch.Tensor) -> list[torch.Tensor]:
-        """Return for each step the normed states [texts, n, hidden_size] of texts [texts, n].
+        """Return the normed hidden states [texts, n, hidden_size] of each step, for texts [texts, n].
 
-        Row i of step d predicts the token i + 2 + d. The row knows the target's states up to i, and the tokens up to
-        i + 1 + d. After the first step the row's feature is the drafter's own state of the previous step.
+        Row i of step d predicts token i + 2 + d, from the target's states up to i and the tokens up to i + 1 + d. In
+        the first step a row's feature comes from the target; after it, from the drafter's own previous step.
         """
         n, normed, earlier = tokens.shape[1], list[torch.Tensor](), list[torch.Tensor]()
         following = F.pad(tokens, (0, self.depth))
@@ -212,7 +214,7 @@ class Trainable(TrainableDrafter):
         return normed
 
     def loss(self, batch: Batch) -> LossOutput:
-        """Return the sum over steps d of decayᵈ times the mean cross-entropy of that step's predictions.
+        """Return the sum over all steps d of decayᵈ times the mean cross-entropy of step d's predictions.
 
         A position counts only if the token after it and the predicted tokens are all in the loss mask, as in a reply.
         """
@@ -235,13 +237,15 @@ class Trainable(TrainableDrafter):
 
 
 def _shared(x: torch.Tensor, sizes: TransformerConfig) -> torch.Tensor:
-    """Return keys or values [texts, n, key heads, head_dim], repeated for each head."""
+    """Return keys or values [texts, n, key heads, head_dim], repeated so that each attention head has its own."""
     return x.repeat_interleave(sizes.num_heads // sizes.num_kv_heads, 2)
 
 
 def _attended(q: torch.Tensor, steps: Steps) -> torch.Tensor:
-    """Return the attention output [texts, heads, n, head_dim] of all steps. Row i sees rows up to i of the first step,
-    and row i of each later step."""
+    """Return the output of attention [texts, heads, n, head_dim] in the latest step.
+
+    A row i sees rows 0 to i of the first step, and only row i of each later step.
+    """
     (first_k, first_v), *later = steps
     n = q.shape[2]
     unseen = torch.ones(n, n, dtype=torch.bool, device=q.device).triu_(1)

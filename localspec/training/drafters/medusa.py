@@ -1,4 +1,4 @@
-"""Trains Medusa's heads (Cai et al. 2024, §3.2), either by themselves or together with the target."""
+"""Trains Medusa's heads (Cai et al. 2024, §3.2), with the target model unchanged or trained together with them."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -35,10 +35,10 @@ FITTED = 65_536  # places for least squares, at most
 
 
 class ResidualBlocks(nn.Module):
-    """One residual block of each head, x + SiLU(W x + b) (§3.1.1). It begins with zeros, which change nothing.
+    """A residual block of each head, x + SiLU(W x + b) (§3.1.1). It starts with zeros, so that it returns x.
 
-    weight [heads, hidden_size, read] for `read` input channels, bias [heads, hidden_size]. If `read` is more than
-    hidden_size, a block's result is added to the output of a `path` instead of x.
+    weight [heads, hidden_size, read], where `read` is the size of the input, and bias [heads, hidden_size]. If the
+    input is larger than hidden_size, `path` maps it to the x that is added.
     """
 
     def __init__(self, heads: int, width: int, read: int, device: str) -> None:
@@ -47,15 +47,18 @@ class ResidualBlocks(nn.Module):
         self.bias = nn.Parameter(torch.zeros(heads, width, device=device))
 
     def forward(self, x: torch.Tensor, heads: slice, path: "LinearPath | None" = None) -> torch.Tensor:
-        """Return the outputs of these heads' blocks for x [heads, rows, read], as [heads, rows, hidden_size]."""
+        """Return the outputs [heads, rows, hidden_size] of some heads' blocks, selected by the slice `heads`.
+
+        x [heads, rows, read] is their input.
+        """
         base = x if path is None else _linears(x, path.weight[heads], path.bias[heads])
         return base + F.silu(_linears(x, self.weight[heads], self.bias[heads]))
 
 
 class LinearPath(nn.Module):
-    """A linear map per head, from a state and the next token's embedding to a state. At first, that is the given state.
+    """A linear map for each head, from a hidden state and the next token's embedding to a later hidden state.
 
-    weight [heads, hidden_size, 2 hidden_size], bias [heads, hidden_size].
+    At first it returns the given state. weight [heads, hidden_size, 2 hidden_size], bias [heads, hidden_size].
     """
 
     def __init__(self, heads: int, width: int, device: str) -> None:
@@ -65,9 +68,9 @@ class LinearPath(nn.Module):
 
     @torch.no_grad()
     def fit(self, parts: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Set the matrices by least squares. With too few rows nothing changes.
+        """Set weights and biases by least squares, unless there are too few rows.
 
-        parts are pairs of inputs [rows, 2 hidden_size] and the states to predict [heads, rows, hidden_size].
+        `parts` are pairs: inputs [rows, 2 hidden_size], and the hidden states to predict [heads, rows, hidden_size].
         """
         heads, width, read = self.weight.shape
         square = torch.zeros(read + 1, read + 1, device=self.weight.device)
@@ -86,7 +89,7 @@ class LinearPath(nn.Module):
 
 
 class LowRankChange(nn.Module):
-    """A change U D of the shared vocabulary matrix for each head. It begins with zero.
+    """A low-rank change (up · down) of the shared vocabulary matrix, a different one for each head. It starts at zero.
 
     down [heads, rank, hidden_size], up [heads, draft vocabulary, rank].
     """
@@ -99,17 +102,17 @@ class LowRankChange(nn.Module):
     def forward(
         self, x: torch.Tensor, heads: slice, logits: torch.Tensor, columns: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return logits [heads, rows, tokens] of x [heads, rows, hidden_size] with the changes of these heads."""
+        """Return `logits` [heads, rows, tokens], changed for these heads and x [heads, rows, hidden_size]."""
         ups = self.up[heads] if columns is None else self.up[heads][:, columns]
         down, up = (part.to(x.dtype).transpose(1, 2) for part in (self.down[heads], ups))
         return torch.baddbmm(logits, torch.bmm(x, down), up)
 
 
 class Trainable(TrainableDrafter):
-    """Medusa's heads. Medusa-1 trains only the heads, on states of the unchanged target.
+    """Medusa heads in training. Medusa-1 trains only the heads, with the target unchanged.
 
-    Medusa-2 also trains `adapters` of the target, which are merged into it at the end. Its result is a set of heads as
-    in Medusa-1, for a changed target.
+    Medusa-2 also trains `adapters` of the target, which are merged into it at the end. Its heads have the same form as
+    in Medusa-1, but belong to the changed target.
     """
 
     Drafter = Drafter
@@ -143,14 +146,17 @@ class Trainable(TrainableDrafter):
             )
 
     def _target_rows(self) -> torch.Tensor:
-        """Return the rows of the target's head for the tokens of the draft vocabulary, in fp32."""
+        """Return the rows of the target's head for the tokens in the draft vocabulary, in fp32."""
         transformer = self.target.transformer
         head = transformer.lm_head.weight.detach().float() * transformer.config.logit_scale
         return head if self.kept is None else head[self.kept]
 
     @classmethod
     def propose(cls, target: Target, *_: Any, **__: Any) -> Proposed | None:
-        """Propose separate vocabulary matrices, as in the paper, if they are small compared with model and memory."""
+        """Propose a separate vocabulary matrix for each head, as in the paper, if the matrices are small.
+
+        They must be small relative to the target's weights and to free memory.
+        """
         shape, defaults = target.transformer.config, MedusaOptions()
         # Also with a draft vocabulary, because the matrices learn slowly.
         private = defaults.heads * shape.vocab_size * shape.hidden_size
@@ -168,28 +174,28 @@ class Trainable(TrainableDrafter):
 
     @property
     def depth(self) -> int:
-        """The number of heads."""
+        """The number of heads, which is the number of tokens that they predict."""
         return self.options.heads
 
     @property
     def uses_readings(self) -> bool:
-        """Whether training uses saved outputs of the target. Joint training reads the texts again, for gradients."""
+        """Whether training uses saved outputs of the target. Joint training does not, because it needs gradients."""
         return not self.options.joint
 
     @property
     def starts_fitted(self) -> bool:
-        """Whether `fit` sets the linear map by least squares before the first step."""
+        """Whether `fit` computes the linear map by least squares before the first step."""
         return self.uses_readings and self.options.linear
 
     def begin_training(self, frequencies: torch.Tensor) -> None:
-        """Choose the draft vocabulary. Copy its rows of the target's head to private matrices of the heads."""
+        """Choose the draft vocabulary. If heads have separate vocabulary matrices, copy the target's rows into them."""
         super().begin_training(frequencies)
         if self.kept is not None and self.linears is not None:
             self.linears.data.copy_(self._target_rows())
 
     def fit(self, parts: Iterable[Places]) -> None:
-        """Set each head's linear map by least squares: from a state and the token after it to the state that the head
-        must predict."""
+        """Set each head's linear map by least squares, from a hidden state and the next token to a later hidden
+        state."""
         if not self.options.linear:
             return
 
@@ -206,7 +212,7 @@ class Trainable(TrainableDrafter):
 
     @property
     def weights_passed(self) -> int:
-        """The number of weights that multiply a token's states; of a vocabulary matrix, only the rows of a step."""
+        """The number of weights that a token is multiplied by; in vocabulary matrices, only the rows of candidates."""
         shape, options = self.target.transformer.config, self.options
         if not self.uses_readings:
             return super().weights_passed
@@ -214,7 +220,7 @@ class Trainable(TrainableDrafter):
         return blocks + options.heads * 2 * COMMON * (shape.hidden_size + options.change_rank)
 
     def _read(self, states: torch.Tensor, roots: torch.Tensor) -> torch.Tensor:
-        """Return the heads' input from states [rows, hidden_size] and the token after each state, `roots` [rows]."""
+        """Return the heads' input from hidden states [rows, hidden_size] and the tokens after them, `roots` [rows]."""
         if not self.options.linear:
             return states
         parts = (states, self.target.embed(roots).to(states.dtype))
@@ -223,10 +229,10 @@ class Trainable(TrainableDrafter):
     def _logits(
         self, x: torch.Tensor, heads: slice, shared: Head | None = None, columns: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return the logits [heads, rows, tokens] of the heads in a slice for their input x [heads, rows, read].
+        """Return logits [heads, rows, tokens] of the heads in the slice `heads`, for the input x [heads, rows, read].
 
-        The logits are for the draft vocabulary, or only for the tokens at its indices `columns`. `shared` computes the
-        logits that all heads share, for the same tokens; by default the target's head does.
+        The tokens are the draft vocabulary, or only its entries at the indices `columns`. If the heads share a
+        vocabulary matrix, the function `shared` applies it; by default that is the target's head.
         """
         for index, blocks in enumerate(self.blocks):
             x = blocks(x, heads, self.path if self.options.linear and not index else None)
@@ -238,15 +244,15 @@ class Trainable(TrainableDrafter):
         return torch.bmm(matrices.to(x.dtype), x.transpose(1, 2)).transpose(1, 2).contiguous()
 
     def loss(self, batch: Batch) -> LossOutput:
-        """Return the loss of Medusa-1 (§3.2.1, eq. 1), or of Medusa-2 (§3.2.2, eq. 2) in joint training.
+        """Return the loss of Medusa-1 (§3.2.1, eq. 1), or in joint training of Medusa-2 (§3.2.2, eq. 2).
 
-        Head k reads the state at t and the root at t + 1, and predicts the token at t + 1 + k.
+        Head k predicts the token at t + 1 + k, from the target's hidden state at t and the token at t + 1.
 
-        Joint training is Medusa-1 during the heads' warm-up. After it the heads read the states of the target with its
-        adapters, and share its head with adapters. The teacher is the target without adapters (§3.3.2), from which the
-        batch's states come. λ₀ scales the gradient that the heads' loss gives the target, but not the heads' own
-        gradient. Otherwise Adam's second moments would remember the larger gradients of the warm-up, and make steps too
-        small.
+        Joint training begins as Medusa-1, while the heads warm up. Then the heads read hidden states of the target with
+        its adapters, and share its head, also with its adapter. The teacher is the target without adapters (§3.3.2).
+        The factor λ₀ weakens the heads' effect on the target. It scales only the gradient that flows from the heads'
+        loss into the target. The heads' own gradient is not scaled, because Adam remembers the larger gradients of the
+        warm-up, and would make too small steps.
 
         With saved outputs of the target, a step compares only candidates from the draft vocabulary: the likeliest next
         tokens at the step's positions, and the most frequent tokens.
@@ -275,11 +281,11 @@ class Trainable(TrainableDrafter):
         return LossOutput(loss, depth_losses)
 
     def _head(self, depth: int, shared: Head, columns: torch.Tensor | None) -> Head:
-        """Return a function that maps the input rows of the head at `depth` to its logits."""
+        """Return a function that computes the logits of the head at `depth` for rows of its input."""
         return lambda rows: self._logits(rows[None], slice(depth, depth + 1), shared, columns)[0]
 
     def _balanced_head(self, balance: float) -> Head:
-        """Return the shared head with the adapter of the target's head. The adapter's gradient is scaled by λ₀."""
+        """Return the target's head with its trained adapter. The adapter's gradient is scaled by λ₀ (`balance`)."""
         assert self.adapters is not None
         if (adapter := self.adapters.head) is None:
             return self.shared
@@ -300,8 +306,7 @@ class Trainable(TrainableDrafter):
         return highest * math.sin(math.pi / 2 * (self.progress - options.warmup) / (1 - options.warmup))
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Return the optimiser's parameters in three groups: heads, linear maps, and adapters, which do not learn
-        during the warm-up."""
+        """Return the trained weights in three groups with different learning rates: heads, linear maps and adapters."""
         adapters = [] if self.adapters is None else list(self.adapters.parameters())
         path = list(self.path.parameters()) if self.options.linear else []
         others = {id(parameter) for parameter in (*adapters, *path)}

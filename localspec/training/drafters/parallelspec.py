@@ -1,4 +1,4 @@
-"""Trains ParallelSpec's layers or small model, its masks, and the matrix that joins features and embeddings (§4)."""
+"""Trains ParallelSpec drafters, which predict several tokens at once from mask tokens (§4)."""
 
 import json
 from collections.abc import Sequence
@@ -26,11 +26,10 @@ FEATURE_WEIGHT, TOKEN_WEIGHT = 1.0, 0.1  # of the two parts of EAGLE's loss
 
 @dataclass(frozen=True)
 class Group:
-    """The rows of one training text, [rows] each: first one row per token of the text, then masks after some
-    tokens, the anchors.
+    """The rows that the drafter computes for one training text: a row for each token, and masks after some of them.
 
-    A row of `depth` 0 is the token at the position `anchor`. A row of depth d > 0 is mask d after that token, at the
-    position anchor + d (figure 3).
+    A token that has masks is an anchor. `anchor` [rows] is the position of a row's token, or of its anchor. `depth`
+    [rows] is 0 for a token, and d for the anchor's d-th mask, whose position is anchor + d (figure 3).
     """
 
     anchor: torch.Tensor
@@ -42,14 +41,17 @@ class Group:
 
     @property
     def mask(self) -> torch.Tensor:
-        """The attention mask, bool [rows, rows]: a row sees the text up to its anchor, and the masks of its group up to
+        """The attention mask, bool [rows, rows]. A row sees the text up to its anchor, and the anchor's masks up to
         itself."""
         real, same = self.depth == 0, self.anchor[:, None] == self.anchor
         return torch.where(real, self.anchor[:, None] >= self.anchor, same & (self.depth[:, None] >= self.depth))
 
 
 class Correction(nn.Module):
-    """A change (at first 0) of a mask's state s by the embedding e of the token at its place: B SiLU(N e + b + F s)."""
+    """A correction of a mask's hidden state s, once the token at its position is known: s + B SiLU(N e + b + F s).
+
+    e is that token's embedding. B starts at zero, so that nothing is corrected.
+    """
 
     def __init__(self, width: int, rank: int, device: str) -> None:
         super().__init__()
@@ -59,17 +61,17 @@ class Correction(nn.Module):
         nn.init.zeros_(self.out.weight)
 
     def forward(self, embeddings: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        """Return states [rows, hidden_size] corrected by the tokens with these embeddings [rows, hidden_size]."""
+        """Return states [rows, hidden_size], corrected by the embeddings [rows, hidden_size] of the known tokens."""
         x = F.rms_norm(embeddings.to(states.dtype), states.shape[-1:])
         changed: torch.Tensor = self.out(F.silu(self.near(x) + self.far(states)))
         return states + changed
 
 
 class Trainable(TrainableDrafter):
-    """The layers, their final norm and the masks; in the form 'eagle' also the matrix that joins features and
-    embeddings.
+    """A ParallelSpec drafter in training: layers, their final norm, and the embeddings of mask tokens.
 
-    The target's embedding and head are shared and do not change. The form 'model' trains another embedding and head.
+    The form 'eagle' also has a matrix that joins the target's hidden states with embeddings. The target's embedding and
+    head are shared and do not change, but the form 'model' trains its own.
     """
 
     Drafter = Drafter
@@ -77,7 +79,7 @@ class Trainable(TrainableDrafter):
     never: torch.Tensor  # bool [vocab_size]: tokens that the form 'model' must not propose
 
     def __init__(self, target: Target, options: ParallelSpecOptions) -> None:
-        """Build the layers. Raises the errors of reading the small language model of the form 'model'."""
+        """Build the drafter. Raises the errors of reading the small language model of the form 'model'."""
         super().__init__(target, options)
         shape, device = target.transformer.config, target.device
         options = self.options = replace(options, vocabulary=options.tokens(shape.vocab_size))
@@ -118,25 +120,26 @@ class Trainable(TrainableDrafter):
         return self.options.masks + 1
 
     def gradient_work(self, length: int) -> GradientWork:
-        """Return the work that needs gradients: a text's tokens and masks, in the drafter's own layers."""
+        """Return the work that needs gradients: the drafter's own layers, over a text's tokens and masks."""
         return GradientWork(min(self.depth, max(ROWS / length, 2)), len(self.model.layers))
 
     @property
     def transformers(self) -> Sequence[Transformer]:
-        """The drafter's own transformer: gradients pass no layer of the target."""
+        """The drafter's own transformer, because no gradients flow through the target's layers."""
         return [self.model]
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the saved tensors, without the target's embedding and without a head that equals the embedding."""
+        """Return the tensors to save. The target's embedding, and a head that equals the embedding, are left out."""
         shared = {"model.embedding"} if self.options.form != "model" else set()
         if self.model.config.tied:
             shared.add("model.head.weight")
         return {name: tensor for name, tensor in super().tensors().items() if name not in shared}
 
     def _embed(self, tokens: torch.Tensor, masks: torch.Tensor, features: torch.Tensor | None) -> torch.Tensor:
-        """Return the input [1, n + m, hidden_size] of tokens [n], masks [m, hidden_size], features [n, hidden_size].
+        """Return the input [1, n + m, hidden_size] from embeddings of n tokens and m masks, and the tokens' features.
 
-        A token's feature is the state that predicted the token, one position earlier; masks have zeros (eq. 5).
+        A token's feature is the target's hidden state one position earlier; masks have zeros (eq. 5). `masks` [m,
+        hidden_size] are embeddings, and `features` are [n, hidden_size].
         """
         if self.options.form == "model":
             largest = len(self.model.embed_tokens) - 1
@@ -150,11 +153,11 @@ class Trainable(TrainableDrafter):
         return x[None]
 
     def _masks(self) -> torch.Tensor:
-        """Return the masks' embeddings [k, hidden_size]; a small language model has one embedding for all masks."""
+        """Return the masks' embeddings [k, hidden_size]. In a small language model, all masks have the same one."""
         return self.masks.expand(self.options.masks, -1)
 
     def _head(self, states: torch.Tensor, shared: Head | None = None) -> torch.Tensor:
-        """Return logits of states [rows, hidden_size], for the ids that the drafter and the target both have.
+        """Return logits for hidden states [rows, hidden_size], for the ids that both the drafter and the target have.
 
         `shared` is the target's head, or a part of it for some tokens.
         """
@@ -164,17 +167,18 @@ class Trainable(TrainableDrafter):
         return logits[:, : self.target.transformer.config.vocab_size]
 
     def _logits(self, states: torch.Tensor) -> torch.Tensor:
-        """Return logits [rows, the target's vocab_size], with -inf for tokens that must not be proposed."""
+        """Return logits [rows, the target's vocab_size], with -inf for tokens that must not be drafted."""
         logits = self._head(states)
         if self.options.form != "model":
             return logits
         return F.pad(logits, (0, len(self.never) - logits.shape[1])).masked_fill(self.never, float("-inf"))
 
     def loss(self, batch: Batch) -> LossOutput:
-        """Return the loss of eq. 3: each row of the text, and of each anchor's group, predicts the token after it.
+        """Return the loss of eq. 3: each token of the text, and each mask, predicts the token after its position.
 
-        The rows of depth d are averaged and weighted by λᵈ. In the form 'eagle' a row's loss is 1.0 SmoothL1(feature) +
-        0.1 cross-entropy (eq. 4, with EAGLE's own weights). The paper adds depths without λ, which is decay = 1.
+        The losses at depth d are averaged and weighted by λᵈ, the option `decay`. The paper has no λ, which is decay =
+        1. In the form 'eagle', a row's loss is 1.0 SmoothL1(feature) + 0.1 cross-entropy (eq. 4, with weights of
+        EAGLE).
         """
         states: list[list[torch.Tensor]] = [[] for _ in range(self.depth)]
         places: list[list[torch.Tensor]] = [[] for _ in range(self.depth)]  # of those states in all texts, end to end
@@ -207,8 +211,8 @@ class Trainable(TrainableDrafter):
         return LossOutput(total, depth_losses)
 
     def _corrected(self, states: torch.Tensor, group: Group, tokens: torch.Tensor) -> torch.Tensor:
-        """Return states [rows, hidden_size], where masks' states are corrected by the text's token at their
-        position."""
+        """Return states [rows, hidden_size], where masks' states are corrected by the text's tokens at their
+        positions."""
         if not self.options.rank:
             return states
         real = int((group.depth == 0).sum())
@@ -217,11 +221,11 @@ class Trainable(TrainableDrafter):
 
     @property
     def uses_readings(self) -> bool:
-        """Whether saved outputs of the target suffice. The form 'eagle' also needs the states of whole texts."""
+        """Whether saved outputs of the target are enough for training. The form 'eagle' needs states of whole texts."""
         return self.options.form != "eagle"
 
     def _depth_losses(self, guesses: Sequence[Guess], batch: Batch) -> list[DepthLoss]:
-        """Return the loss of each depth. Labels of `guesses` are positions, counted through one text after another."""
+        """Return the loss at each depth. The labels in `guesses` are positions, counted through all texts."""
         vocab_size = self.model.config.vocab_size  # 0 if the head is the target's
         truncated = 0 < vocab_size < self.target.transformer.config.vocab_size
         ids = torch.arange(vocab_size, device=batch.tokens.device) if truncated else self.kept
@@ -237,10 +241,10 @@ class Trainable(TrainableDrafter):
         return cross_entropies(guesses, batch.places.labels, None, ids)
 
     def group(self, loss_mask: torch.Tensor, generator: torch.Generator) -> Group:
-        """Return at most about max(ROWS, 2 n) rows of a text with this loss_mask [n]: tokens, and masks of random
-        anchors.
+        """Return the rows for a text with this loss_mask [n]: its tokens, and masks after random anchors.
 
-        An anchor has mask d only if it has all masks before it, and if the text has a token for mask d to predict.
+        There are at most about max(ROWS, 2 n) rows. An anchor's mask d needs all masks before it, and a token in the
+        text that it can predict.
         """
         n, device = len(loss_mask), loss_mask.device
         anchors = loss_mask[2:].nonzero()[:, 0]
@@ -254,7 +258,8 @@ class Trainable(TrainableDrafter):
         return Group(torch.cat([real, *by_depth]), torch.cat([torch.zeros_like(real), *depths]))
 
     def states(self, tokens: torch.Tensor, hidden: torch.Tensor, group: Group) -> torch.Tensor:
-        """Return states [rows, hidden_size] of a text [n] and its masks, from the target's hidden [n, hidden_size]."""
+        """Return the drafter's hidden states [rows, hidden_size] of a text [n] and its masks. `hidden` is the
+        target's."""
         features = F.pad(hidden[:-1], (0, 0, 1, 0)) if self.options.form == "eagle" else None
         masks = self._masks()[group.depth[len(tokens) :] - 1]
         states: torch.Tensor = self.model(self._embed(tokens, masks, features), group.positions, group.mask)[0]

@@ -1,4 +1,7 @@
-"""Trains S3D's mask token and adapters, or in the full form the target's kept layers (S3D, §4 and §5.3)."""
+"""Trains S3D drafters (S3D, §4 and §5.3), in which some of the target's layers draft several tokens from mask tokens.
+
+A mask token and adapters are trained. The full form trains the layers themselves, which changes the target.
+"""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -55,10 +58,10 @@ CONTEXT, ROWS = 256, (2, 4, 8, 16)  # tokens before the tree, and rows of it: th
 
 
 def timings(target: DecodingTarget, forms: Sequence[S3DOptions] = (), rows: int = ROWS[-1]) -> list[Timing]:
-    """Return for each of `forms` the seconds of a draft, of a pass of `rows` rows, and of a pass of one row.
+    """Return measured times for each of `forms`: of a draft, of a forward pass over `rows` rows, and of a single row.
 
-    The `forms` say which layers draft; by default a quarter, a half and three quarters of the layers do. The target is
-    loaded as for replies. Weights and text do not affect the times.
+    A form says which layers draft. Without `forms`, a quarter, half and three quarters of the layers are timed. The
+    target is loaded as for replies. Text and trained weights are zeros, because their values do not affect the times.
     """
     layers, room = target.compute.target.sizes.num_layers, min(CONTEXT, max(1, target.context - rows))
     cache, head = target.cache(room + rows), head_weight(target)
@@ -85,14 +88,14 @@ def timings(target: DecodingTarget, forms: Sequence[S3DOptions] = (), rows: int 
 
 
 def head_weight(target: DecodingTarget) -> float:
-    """Return the size of the target's head divided by the size of one layer."""
+    """Return the number of weights in the target's head, divided by the number in one layer."""
     shape = Shape.of(target.config.content)
     assert shape is not None
     return shape.embedding / shape.layer
 
 
 def _seconds(run: Callable[[], object]) -> float:
-    """Return the median seconds of a few runs. The first run is left out, because it includes one-time preparation."""
+    """Return the median seconds of a few runs. The first run does not count, because it includes preparation."""
     times = []
     for _ in range(RUNS + 1):
         began = time.perf_counter()
@@ -108,8 +111,10 @@ OWN = 1.0  # weight of the target's own prediction in the full form's loss
 
 
 def _verified(levels: Sequence[Sequence[float]], nodes: int) -> float:
-    """Return the expected tokens per step of the best tree of `nodes` nodes. `levels` has the candidates' chances
-    [depth][rank]."""
+    """Return the expected tokens per decode step with the best draft tree of `nodes` tokens.
+
+    `levels` [depth][rank] has the probability that a candidate is right.
+    """
     return drafters.Acceptance.tree(levels, nodes, "").length(nodes)
 
 
@@ -118,10 +123,10 @@ def _listed(layers: Sequence[int]) -> str:
 
 
 class Trainable(TrainableDrafter):
-    """The mask token and the adapters. The full form trains the target's kept layers instead, which changes the target.
+    """An S3D drafter in training: a mask token, and adapters of the layers that draft.
 
-    Layers packed in few bits cannot learn. The full form then trains adapters that are always active, and merges them
-    at the end.
+    The full form trains these layers themselves, which changes the target. If they are packed in few bits, it trains
+    adapters that are always active, and merges them into the layers at the end.
     """
 
     Drafter = Drafter
@@ -155,9 +160,9 @@ class Trainable(TrainableDrafter):
         return self.options.full
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Return the optimiser's parameters: the drafter, and the target's layers at a low learning rate (appendix A).
+        """Return the trained weights: the drafter's, and the target's layers at a low learning rate (appendix A).
 
-        Adapters that are merged into packed layers also have the low rate.
+        Adapters that will be merged into packed layers also have a low rate.
         """
         layers = list(self.layers.parameters())
         becoming = list(self.adapters.parameters()) if self.adapters and self.options.which == "none" else []
@@ -172,30 +177,32 @@ class Trainable(TrainableDrafter):
         return share(len(self.target.transformer.layers), len(self.kept_layers), head_weight(self.target))
 
     def reads_states(self, distill: bool) -> bool:
-        """Return whether the loss reads a text's states: only with `distill`, as labels."""
+        """Return whether the loss reads the target's final hidden states: only with `distill`, for the labels."""
         return distill
 
     @property
     def gradient_share(self) -> float:
-        """The share of the target's weights that gradients pass: about half. In the full form the share is 1, because
-        the text is also read with gradients."""
+        """The share of the target's weights through which gradients flow: about half.
+
+        In the full form it is 1, because the target also reads the text with gradients.
+        """
         return 1.0 if self.changes_target else 0.5
 
     def gradient_work(self, length: int) -> GradientWork:
-        """Return the work that needs gradients: some tokens and their masks pass the layers that draft."""
+        """Return the work that needs gradients: the drafting layers, over some tokens of a text and their masks."""
         return GradientWork(SHARE * self.depth, len(self.kept_layers))
 
     @property
     def reads_layers(self) -> Sequence[int]:
-        """The layers that draft; empty in the full form, where the loss itself reads the text, with a gradient."""
+        """The layers that draft. It is empty in the full form, where `loss` itself runs the target, with gradients."""
         return () if self.changes_target else self.kept_layers
 
     def loss(self, batch: Batch) -> LossOutput:
-        """Return the loss of eq. 9 over groups of an anchor and `depth` - 1 masks, which see only the text before them.
+        """Return the loss of eq. 9 over groups of an anchor (a token of the text) and `depth` - 1 masks after it.
 
-        In the full form gradients also reach the kept layers through the text's keys and values. The loss then includes
-        the target's own prediction of the text, so that the target stays as good a model. Raises UsageMistake for the
-        full form of a target in fp16, because fp16 has too coarse steps.
+        In the full form, gradients also flow through the text's keys and values. The loss then includes the target's
+        own prediction of the text, so that the target does not become worse. Raises UsageMistake for the full form in
+        fp16, which is too coarse for small changes.
         """
         if len(self.layers) and not self._trainable:
             raise UsageMistake(
@@ -231,9 +238,9 @@ class Trainable(TrainableDrafter):
         return LossOutput(loss, depth_losses, torch.stack(chains))
 
     def _target_loss(self, batch: Batch) -> tuple[torch.Tensor, TextPrefix]:
-        """Read the texts with a gradient. Return the target's own mean loss on their labels, and its output.
+        """Run the target over the texts with gradients. Return the mean loss of its predictions, its keys and values.
 
-        If adapters learn, the target without adapters still exists, and its distribution may be the label.
+        With adapters, the labels can be the probabilities of the target without them.
         """
         positions = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
         causal, prefix = positions[:, None] >= positions, TextPrefix(self.kept_layers)
@@ -245,8 +252,7 @@ class Trainable(TrainableDrafter):
         return loss_sum.loss / max(loss_sum.count, 1), prefix.closed()
 
     def _anchors(self, loss_mask: torch.Tensor, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the positions where groups begin, [texts, anchors], and bool [texts, anchors]: which of them are not
-        padding.
+        """Return random positions [texts, anchors] at which groups begin, and bool [texts, anchors], False for padding.
 
         The token after an anchor is in the loss_mask [texts, n].
         """
@@ -259,10 +265,10 @@ class Trainable(TrainableDrafter):
         return anchors, torch.arange(anchors.shape[1], device=loss_mask.device) < count[:, None]
 
     def _groups(self, tokens: torch.Tensor, anchors: torch.Tensor, text: TextPrefix | None = None) -> torch.Tensor:
-        """Return states after the final norm [texts, anchors, depth, hidden_size] of all groups in one pass.
+        """Return the hidden states [texts, anchors, depth, hidden_size] of all groups, computed in a single pass.
 
-        A row sees the text before its anchor, with the keys and values of the target itself (eq. 6), and the rows of
-        its own group up to itself:
+        A row sees the text before its anchor, with the target's own keys and values (eq. 6), and its group up to
+        itself:
 
             text  a b c d e      group of b  b M M      b sees a, b     the first M a, b, M     and so on
         """
@@ -286,7 +292,7 @@ class Trainable(TrainableDrafter):
 
     @torch.no_grad()
     def _read(self, tokens: torch.Tensor) -> TextPrefix:
-        """Return keys and values of texts [texts, n] from the target itself, without adapters."""
+        """Return the keys and values of texts [texts, n], computed by the target without adapters."""
         positions, prefix = torch.arange(tokens.shape[1], device=tokens.device), TextPrefix(self.kept_layers)
         layers = range(max(self.kept_layers) + 1)
         self.target.transformer(tokens, positions, positions[:, None] >= positions, prefix, layers)
@@ -297,14 +303,15 @@ class Trainable(TrainableDrafter):
         return self.target.dtype in (torch.float32, torch.bfloat16)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return adapters by peft's names, mask token, draft vocabulary; the full form's layers are in its target."""
+        """Return the tensors to save: adapters by peft's names, mask token, draft vocabulary; no layers of the
+        target."""
         adapters = self.adapters if self.options.which != "none" else None
         vocabulary = {} if self.kept is None else {"kept": self.kept}
         return {**(adapters.tensors() if adapters else {}), "mask": self.mask.detach(), **vocabulary}
 
     @torch.no_grad()
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load the tensors that `tensors()` once returned. Raises the errors of `check_tensors`."""
+        """Load tensors that `tensors()` returned. Raises the errors of `check_tensors`."""
         self.check_tensors(tensors)
         self.mask.copy_(tensors["mask"])
         if self.kept is not None:
@@ -322,13 +329,13 @@ class Trainable(TrainableDrafter):
         seconds: float = PROBE_SECONDS,
         progress: Callable[[str], None] = lambda _: None,
     ) -> Proposed | None:
-        """Return the options that should be fastest on this machine (§5.3), with a sentence that explains them.
+        """Return the options that should be fastest on this machine (§5.3), and a sentence that explains them.
 
-        A probe measures which layers to keep for each number of layers, and how often drafts with these layers are
-        right. The acceptance of later tokens of a draft is fitted to earlier drafters of this model, or taken from the
-        paper. A draft and its verification are timed in the engine that decodes, with adapters, for some shares of the
-        layers and some numbers of rows; the decoder verifies the number of rows that pays most. If no number of layers
-        should pay, at most half of the layers are kept, since keeping nearly all pays on no machine.
+        For each number of layers, a probe measures which layers to keep, and how often their drafts are right. The
+        acceptance of a draft's later tokens is fitted to earlier drafters of this model, or taken from the paper.
+        Drafts and their verification are timed in the engine that decodes, for several numbers of layers and of
+        verified rows. If no choice is expected to be faster than plain decoding, at most half of the layers are kept:
+        keeping nearly all pays on no machine.
         """
         model = decoding() if decoding else target
         layers, head = len(target.transformer.layers), head_weight(target)
@@ -376,7 +383,7 @@ class Trainable(TrainableDrafter):
         generated: float | None = None,
         decoding: Callable[[], DecodingTarget] | None = None,
     ) -> str:
-        """Return a sentence that compares measured acceptance and speedup with predictions by the paper's constants."""
+        """Return a sentence that compares the measured acceptance and speedup with the paper's predictions."""
         if not right_after_right:
             return ""
         (timing,) = timings(decoding() if decoding else self.target, [self.options])

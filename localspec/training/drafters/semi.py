@@ -1,4 +1,4 @@
-"""Trains the tiny model and head of semi-autoregressive drafting, by themselves or together with the target."""
+"""Trains semi-autoregressive drafters, a tiny model with a head, by themselves or together with the target model."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,9 +16,9 @@ from localspec.training.trainable import Batch, GradientWork, LossOutput, Traina
 
 
 class Averaged(nn.Module):
-    """The simplified transformer, eq. 6: h_q = Σ α_l MLP(e_l) / Σ α_l over the recent tokens, α learned in (0, 1).
+    """The simplified transformer of eq. 6, a weighted mean over recent tokens: h_q = Σ α_l MLP(e_l) / Σ α_l.
 
-    The state of a node, [rows, hidden_size / 2], is the numerator.
+    e_l are embeddings. The weights α in (0, 1) are learned. The state [rows, hidden_size / 2] is Σ α_l MLP(e_l).
     """
 
     def __init__(self, width: int, depth: int) -> None:
@@ -32,10 +32,10 @@ class Averaged(nn.Module):
         self.width = self.state_size = width // 2
 
     def forward(self, x: torch.Tensor, state: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the states after one more token, and h_q [rows, self.width].
+        """Return the state after one more token, and h_q [rows, self.width].
 
-        x [rows, hidden_size] are embeddings of the tokens `depth` positions after the text's last token; `state` [rows,
-        self.state_size] are the states before these tokens.
+        x [rows, hidden_size] is the embedding of the token that is `depth` positions after the text's last token.
+        `state` [rows, self.state_size] is the state before this token.
         """
         alpha = self.free.sigmoid().to(x.dtype)
         x = F.silu(_linear(F.silu(_linear(x, self.inner)), self.outer))
@@ -44,7 +44,7 @@ class Averaged(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """The LSTM of two layers, eq. 7. The state of a node, [rows, 2 hidden_size], is hidden state and cell of both."""
+    """The LSTM of eq. 7, with two layers. The state [rows, 2 hidden_size] is hidden state and cell of both layers."""
 
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Recurrent(nn.Module):
         self.first, self.second = nn.LSTMCell(width, self.width), nn.LSTMCell(self.width, self.width)
 
     def forward(self, x: torch.Tensor, state: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the states after one more token, and h_q [rows, self.width], as `Averaged.forward` does."""
+        """Return the state after one more token, and h_q [rows, self.width], as `Averaged.forward` does."""
         below, below_cell, above, above_cell = state.chunk(4, -1)
         below, below_cell = _cell(x, below, below_cell, self.first)
         above, above_cell = _cell(below, above, above_cell, self.second)
@@ -61,14 +61,14 @@ class Recurrent(nn.Module):
 
 
 class Last(nn.Module):
-    """The tiny model "none": only the embedding of the last token (§6.1, zero layers). Nodes have no state."""
+    """The tiny model "none", which has no layers (§6.1): only the embedding of the last token. Its state is empty."""
 
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()
         self.width, self.state_size = width, 0
 
     def forward(self, x: torch.Tensor, state: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the empty state and the embeddings x [rows, hidden_size] themselves."""
+        """Return the empty state, and the embeddings x [rows, hidden_size] unchanged."""
         return state, x
 
 
@@ -80,7 +80,7 @@ RECENT_MODELS: dict[str, type[Averaged] | type[Recurrent] | type[Last]] = {
 
 
 class Change(nn.Module):
-    """A change U D of a matrix [out, in] that is not trained itself. It begins with zero."""
+    """A trained low-rank change (up · down) of a matrix [out, in], which itself stays as it is. It starts at zero."""
 
     def __init__(self, weight: torch.Tensor, rank: int) -> None:
         super().__init__()
@@ -90,18 +90,18 @@ class Change(nn.Module):
         self.up = nn.Parameter(torch.zeros(outputs, rank, device=weight.device))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the change of a layer's output [rows, out], for its input [rows, in]."""
+        """Return what the change adds to a layer's output [rows, out], for the input x [rows, in]."""
         return F.linear(F.linear(x, self.down.to(x.dtype)), self.up.to(x.dtype))
 
     def product(self) -> torch.Tensor:
-        """Return U D [out, in]."""
+        """Return the change as a matrix [out, in]."""
         return self.up @ self.down
 
 
 def learn_by_rank(module: nn.Module, rank: int) -> None:
-    """Replace the training of all matrices in a module by the training of changes of this rank.
+    """Freeze all matrices in a module, and train low-rank changes of them instead.
 
-    Each layer gets an attribute `changes`.
+    Each layer gets them as an attribute `changes`.
     """
     for layer in [child for child in module.modules() if isinstance(child, nn.Linear | nn.LSTMCell)]:
         matrices = {name: matrix for name, matrix in layer.named_parameters() if matrix.ndim == 2}
@@ -111,10 +111,10 @@ def learn_by_rank(module: nn.Module, rank: int) -> None:
 
 
 class Trainable(TrainableDrafter):
-    """The tiny model, and the layers that lead from it and the target's state to logits.
+    """A semi-autoregressive drafter in training: the tiny model, and the layers that compute logits from its output.
 
-    Separate training, the default, leaves the target unchanged, or trains the target on the text first. Joint training
-    trains both at once. `loss` then runs the target with `adapters`, which are merged into it at the end.
+    These layers also read the target's hidden state. By default the target is left unchanged, or is trained on the text
+    first. Joint training trains both at once: `loss` then runs the target with `adapters`, which are merged at the end.
     """
 
     Drafter = Drafter
@@ -141,25 +141,26 @@ class Trainable(TrainableDrafter):
         self.draft_from(options.vocabulary)
 
     def gradient_work(self, length: int) -> GradientWork:
-        """Return the work of the tiny model, in rows and layers that gradients pass.
+        """Return the work that needs gradients: one row per depth, through the tiny model only.
 
-        The LSTM has the most work: its gates, and the states of two layers.
+        The number of vectors is that of the LSTM, which has the most: its gates, and the states of two layers.
         """
         return GradientWork(float(self.depth), vectors=16)
 
     # -- the model ----------------------------------------------------------------------------------------------------
 
     def _initial_state(self, rows: int) -> torch.Tensor:
-        """Return the tiny model's states [rows, state_size] before any token."""
+        """Return the tiny model's state [rows, state_size] before the first token."""
         return torch.zeros((rows, self.recent.state_size), dtype=self._dtype, device=self.target.device)
 
     def _read(
         self, tokens: torch.Tensor, far: torch.Tensor, state: torch.Tensor, depth: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Read one more token [rows], `depth` positions after the text's last token, the root of the draft.
+        """Run the tiny model on one more token [rows], `depth` positions after the root, which is the text's last
+        token.
 
-        far [rows or 1, wide] is the product with the target's state, W_p h_p. Return the new states of the tiny model,
-        and the input of the head, σ([W_p h_p, W_q h_q] + b) [rows, 2 wide].
+        `far` [rows or 1, wide] is W_p h_p, computed from the target's hidden state. Return the new state of the tiny
+        model, and the head's input σ([W_p h_p, W_q h_q] + b) [rows, 2 wide].
         """
         # Normalised, because with embeddings as small as those of many targets the tiny model would learn very slowly.
         x = F.rms_norm(self.target.embed(tokens).to(self._dtype), (self.target.transformer.config.hidden_size,))
@@ -170,9 +171,9 @@ class Trainable(TrainableDrafter):
     def _head(
         self, x: torch.Tensor, shared: Callable[..., torch.Tensor] | None = None, columns: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return logits [rows, draft vocabulary] of x [rows, 2 wide], or only some of their `columns`.
+        """Return logits [rows, draft vocabulary] for x [rows, 2 wide], or only those in `columns`.
 
-        With `columns`, `shared` is the target's head of these tokens.
+        With `columns`, the function `shared` computes the target's logits for these tokens only.
         """
         if self.mixed is not None:
             x = x + F.silu(_linear(x, self.mixed))
@@ -190,12 +191,12 @@ class Trainable(TrainableDrafter):
     def loss(self, batch: Batch) -> LossOutput:
         """Return the loss of eq. 8: the mean of -log q_0(w_{i+1+j} | h_p(w_≤i), h_q(w_{i+1} … w_{i+j})), j ≤ depth.
 
-        The first recent token w_{i+1} stands for the last token before a draft. All tokens after it must be in the loss
-        mask, as in a drafted reply. Labels are the text or the target's distribution.
+        w_{i+1} plays the part of the text's last token, after which a draft begins. The tokens after it must be in the
+        loss mask, as in a reply. Labels are the text's tokens or the target's probabilities.
 
-        In joint training gradients flow through h_p. The loss is then λ times this mean plus (1 - λ) times the target's
-        own loss with the same labels. If the target learns first, the loss is only the target's (λ = 0), with the text
-        as label. After that the target is frozen (λ = 1) and is the teacher.
+        In joint training, gradients flow through h_p, and the loss is λ times this mean plus (1 - λ) times the target's
+        own loss with the same labels. If the target learns first, λ is 0 at first, and the labels are the text's
+        tokens. After that the target is frozen, teaches the drafter, and λ is 1.
         """
         options, places, teacher = self.options, batch.places, None
         states = batch.hidden.to(self._dtype)
@@ -234,13 +235,13 @@ class Trainable(TrainableDrafter):
 
     @property
     def uses_readings(self) -> bool:
-        """Whether training uses saved outputs of the target. If the target also learns, its outputs change."""
+        """Whether training uses saved outputs of the target. If the target is trained, too, its outputs change."""
         return not (self.options.joint or self.options.first)
 
     def _target_loss(self, batch: Batch, states: torch.Tensor, distill: bool) -> torch.Tensor:
-        """Return the mean loss of the target's own predictions from `states`, computed with adapters.
+        """Return the mean loss of the target's own predictions. `states` are its hidden states, computed with adapters.
 
-        With `distill` the labels are the distributions of the target without adapters.
+        With `distill`, the labels are the probabilities of the target without adapters.
         """
         counted = batch.loss_mask[:, 1:]
         label = batch.hidden[:, :-1][counted].to(self._dtype) if distill else batch.tokens[:, 1:][counted]
@@ -251,7 +252,7 @@ class Trainable(TrainableDrafter):
     # -- weights ------------------------------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the saved tensors: the drafter's matrices with their changes."""
+        """Return the tensors to save: the drafter's matrices with their low-rank changes added."""
         tensors = {name: tensor for name, tensor in super().tensors().items() if ".changes." not in name}
         for name, module in self.named_modules():
             if isinstance(module, Change):
@@ -269,7 +270,7 @@ def _change(layer: nn.Module, matrix: str) -> Change | None:
 
 
 def _linear(x: torch.Tensor, layer: nn.Linear) -> torch.Tensor:
-    """Apply a layer with fp32 weights in the precision of x."""
+    """Apply a linear layer with fp32 weights, and its low-rank change if it has one, in the precision of x."""
     y = F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
     change = _change(layer, "weight")
     return y if change is None else y + change(x)
