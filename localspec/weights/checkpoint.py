@@ -1,4 +1,4 @@
-"""Reads the headers of a model's directory in the Hugging Face layout, or of its packed file, but never weights."""
+"""Reads the headers of a model's files, in the Hugging Face layout or in a packed file, but never its weights."""
 
 import hashlib
 import json
@@ -51,7 +51,7 @@ _ITEM_BITS = {"BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "I16": 16
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model's directory or packed file: the facts that are known without reading the weights."""
+    """A model's directory or packed file, with the facts that are known without reading its weights."""
 
     path: Path
     config: Mapping[str, Any]
@@ -65,7 +65,7 @@ class Checkpoint:
 
     @property
     def size_in_words(self) -> str:
-        """The size of the weights in words; for a packed file first the packing, or in blocks the bits per weight."""
+        """The size of the weights, for display. For a packed file it begins with the packing or the bits per weight."""
         if not self.packing:
             return size(self.bytes)
         bits = self.bits if self.packing == packed_file.BLOCKS else None
@@ -73,12 +73,12 @@ class Checkpoint:
 
     @property
     def bits(self) -> float:
-        """Average bits per weight."""
+        """The average bits per weight."""
         return 8 * self.bytes / max(self.stored_weights or self.parameters, 1)
 
     @property
     def context(self) -> int | None:
-        """The length in tokens of the longest text that the model was made for."""
+        """The longest text in tokens for which the model was made."""
         longest = text_config(self.config).get("max_position_embeddings")
         return longest if isinstance(longest, int) else None
 
@@ -108,7 +108,7 @@ def inspect(path: Path) -> Checkpoint:
 
 
 def text_name(name: str) -> str:
-    """Return the name that a multimodal model's tensor would have in a text-only model."""
+    """Return a tensor's name without a multimodal model's prefix, as it would be in a text-only model."""
     for prefix, replacement in _LANGUAGE_MODEL.items():
         if name.startswith(prefix):
             return replacement + name.removeprefix(prefix)
@@ -126,15 +126,17 @@ def is_packed(path: Path) -> bool:
 
 
 def originals(path: Path) -> Checkpoint:
-    """Inspect a model for a caller that needs the original weights. Raises NotHere for a packed file, and the errors of
-    `inspect`."""
+    """Return the facts about a model, whose original weights the caller needs. Raises NotHere for a packed file.
+
+    Also raises the errors of `inspect`.
+    """
     if is_packed(path):
         raise only_packed(path)
     return inspect(path)
 
 
 def only_packed(path: Path) -> NotHere:
-    """Return the error for a command that needs original weights or another packing, but has only this packed file."""
+    """Return the error for a command that needs original weights, or another packing than this packed file's."""
     packed, packings = packed_file.read(path), " and ".join(sorted(packed_file.forms(path)))
     header = packed.header
     if missing := packed.missing:
@@ -157,10 +159,10 @@ def only_packed(path: Path) -> NotHere:
 
 
 def packings(path: Path) -> tuple[str, ...]:
-    """Return the packings in which a model can be loaded, the default first; `path` is one of its packed files.
+    """Return the packings (forms of weights, such as int8) in which a model can be loaded, the default first.
 
-    A model in GGUF files can be loaded in every packing. Raises NotHere if these files are missing and the model was
-    never packed, or if other files have replaced them.
+    `path` is one of the model's packed files. A model in GGUF files can be loaded in every packing. Raises NotHere if
+    these files are missing and the model was never packed, or if other files have replaced them.
     """
     files, packed = packed_file.forms(path), packed_file.read(path)
     if replaced := packed.replaced:
@@ -197,7 +199,7 @@ def damaged(path: Path, error: LocalspecError) -> LocalspecError:
 
 
 def again(origin: packed_file.Origin) -> str:
-    """Return a clause that says how to get a pulled or imported model again."""
+    """Return words for an error message that say how to pull or import a model again."""
     if origin.repo:
         return f"fetch it again with `localspec pull {origin.repo}`"
     file = shlex.quote(next(iter(origin.files), "FILE"))
@@ -205,7 +207,7 @@ def again(origin: packed_file.Origin) -> str:
 
 
 def moved(header: packed_file.Header, missing: Path) -> str:
-    """Return the error text for a registered model whose GGUF file is missing or has changed."""
+    """Return the error message for a model whose GGUF file is missing or has changed since it was registered."""
     origin = header.origin
     if missing.is_file():
         state, remedy = "has changed since it was imported", again(origin)
@@ -271,8 +273,8 @@ def _architecture(config: Mapping[str, Any], path: Path) -> str:
 def revision(path: Path) -> str:
     """Return 40 hexadecimal digits that change with config.json, tokenizer.json, and names and samples of weight files.
 
-    Only a sample of evenly spaced bytes of each file of weights is read, because training changes all weights a little.
-    A packed file has the revision of the directory from which it was made. Raises the errors of `inspect`.
+    Of each weight file only some evenly spaced bytes are read. That is enough, because training changes all weights a
+    little. A packed file has the revision of the directory from which it was made. Raises the errors of `inspect`.
     """
     if is_packed(path):
         return packed_file.read(path).header.origin.revision
@@ -303,7 +305,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def weight_files(path: Path) -> tuple[Path, ...]:
-    """Return the files of weights: model.safetensors, or the files named in model.safetensors.index.json."""
+    """Return a directory's weight files: model.safetensors, or the files that model.safetensors.index.json names."""
     single, index = path / "model.safetensors", path / "model.safetensors.index.json"
     if single.is_file():
         return (single,)
@@ -384,7 +386,7 @@ def _samples(file: Path, start: int) -> bytes:
 
 
 def tensor_headers(file: Path, remedy: str = FETCH) -> dict[str, Any]:
-    """Read the header of a safetensors file. Return dtype, shape and data_offsets by the name of the tensor.
+    """Return dtype, shape and data_offsets of each tensor in a safetensors file, by its name. Only the header is read.
 
     If the file is damaged or incomplete, raise LocalspecError; the message ends in `remedy`.
     """
@@ -419,7 +421,7 @@ def tensor_start(file: Path) -> int:
 
 
 def license_of(path: Path) -> str | None:
-    """Return the license in the front matter of the directory's README.md, or else the name of a license file.
+    """Return the license that the front matter of a model's README.md names, or else the name of a license file.
 
     For a packed file, return the license that is stored in it.
     """
@@ -448,7 +450,8 @@ TEXTS = ("config.json", "generation_config.json", *TOKENIZER_FILES)
 
 
 def read_texts(path: Path) -> dict[str, bytes]:
-    """Return the files of a model that are not weights, by name. Raises LocalspecError if one cannot be read."""
+    """Return a model's text files (configuration, tokenizer, …) by name. Raises LocalspecError for an unreadable
+    one."""
     return {name: _text(path / name) for name in TEXTS if (path / name).is_file()}
 
 

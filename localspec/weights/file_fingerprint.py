@@ -54,17 +54,17 @@ def file_fingerprint(file: Path) -> str:
 
 
 def stamp(status: os.stat_result) -> Stamp:
-    """Return a file's size, times and inode, which differ after nearly every change of its content."""
+    """Return a file's size, times and inode. Together they differ after nearly every change of its content."""
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
 def settled(stamp: Stamp) -> bool:
-    """Return whether a file's last change is so old that any further change would alter the stamp."""
+    """Return whether a file's last change is old enough that another change would alter its times."""
     return all(abs(time.time_ns() - moment) > SETTLED for moment in stamp[1:3])
 
 
 def _header_bytes(stream: BinaryIO, size: int) -> int:
-    """Return how many bytes at the start of a file are read completely. Later bytes are only sampled."""
+    """Return how many bytes at the start of a file to read completely. Of the rest only samples are read."""
     begin = stream.read(9)
     if len(begin) == 9 and begin[8:] == b"{":  # safetensors
         length = 8 + int(struct.unpack("<Q", begin[:8])[0])

@@ -43,7 +43,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 def weight_digests(
     files: Sequence[Path], paths: Paths, threads: int = 1, progress: Progress = lambda done, total: None
 ) -> dict[str, str]:
-    """Return the SHA-256 of each file by its name. Read files whose digest is unknown or may have changed.
+    """Return the SHA-256 of each file, by its name. A file is read only if its SHA-256 is unknown or may have changed.
 
     Raises LocalspecError for a file that cannot be read.
     """
@@ -57,10 +57,10 @@ def weight_digests(
 
 
 def known_digests(files: Sequence[Path], paths: Paths) -> dict[str, str]:
-    """Return the SHA-256 of each file by its name, if it is known without reading the file.
+    """Return the SHA-256 of those files for which it is known without reading the file, by file name.
 
-    A digest is known from an earlier reading of the same content, or from a file name in the Hugging Face cache. Raises
-    LocalspecError for a missing file.
+    It may be known from an earlier reading of the same content, or from the file's name in the Hugging Face cache.
+    Raises LocalspecError for a missing file.
     """
     records, now = _remembered(paths), stamps(files)
     digests = _without_reading(files, records, now)
@@ -70,8 +70,7 @@ def known_digests(files: Sequence[Path], paths: Paths) -> dict[str, str]:
 
 
 def _without_reading(files: Sequence[Path], records: Mapping[str, Known], now: Mapping[str, Stamp]) -> dict[Path, str]:
-    """Return the digests that need no reading: names in the Hugging Face cache, and remembered digests of unchanged
-    files."""
+    """Return the SHA-256 of each file that need not be read: an unchanged file, or one in the Hugging Face cache."""
     digests = {}
     for file in files:
         record = records.get(os.path.realpath(file))
@@ -97,11 +96,11 @@ def reread(
     paths: Paths,
     progress: Progress = lambda done, total: None,
 ) -> dict[str, FileReading]:
-    """Read all files, and compare each SHA-256 with the result of the last reading. Return the results by file name.
+    """Read all files, and compare their SHA-256 with that of the last reading. Return the results by file name.
 
-    A change is hidden if a file has another SHA-256 but the same fingerprint, or the same size, times and inode. Files
-    may have moved since the last reading. `fingerprints` has each file's present fingerprint, by file name. Digests of
-    files without a hidden change are saved. For the other files the earlier digest is kept until `forget` is called.
+    If the SHA-256 is different, but the fingerprint or the size, times and inode are the same, the change is hidden.
+    Files may have moved since the last reading. `fingerprints` has the present fingerprint of each file, by name. If
+    there is no hidden change, the new SHA-256 is saved; otherwise the earlier one is kept until `forget` is called.
     Raises LocalspecError for a file that cannot be read.
     """
     records, now, readings = _remembered(paths), stamps(files), {}
@@ -128,7 +127,7 @@ def changed_since_read(files: Sequence[Path], paths: Paths) -> list[Path]:
 
 
 def forget(files: Iterable[Path], fingerprints: Iterable[str], paths: Paths) -> None:
-    """Forget the records of these files, and of all files with these fingerprints."""
+    """Delete what is saved about these files, and about all files with these fingerprints."""
     stale, records = {*map(os.path.realpath, files), *fingerprints}, _remembered(paths)
     if stale & records.keys():
         with suppress(OSError):
@@ -193,7 +192,7 @@ def _file(paths: Paths) -> Path:
 
 
 def _remembered(paths: Paths) -> dict[str, Known]:
-    """Return the records of files, by path and by fingerprint. An unreadable record counts as missing."""
+    """Return the saved records of files, by path and by fingerprint. Unreadable records count as missing."""
     try:
         content = parse_json(read_bytes(_file(paths))) if _file(paths).is_file() else {}
         return {str(path): (list(record[0]), str(record[1]), "".join(record[2:])) for path, record in content.items()}
@@ -202,10 +201,10 @@ def _remembered(paths: Paths) -> dict[str, Known]:
 
 
 def _remember(learned: Mapping[str, Known], paths: Paths) -> None:
-    """Add new records, and drop records of files that are gone. If saving fails, the files will be read again.
+    """Save new records of files, and drop records of deleted files. If saving fails, the files will be read again.
 
-    For a file that changed recently, only digest and fingerprint are saved, because another change might leave the
-    file's times as they are.
+    For a file that changed a moment ago, only SHA-256 and fingerprint are saved, because its times might be the same
+    after another change.
     """
     new = {path: record if settled(record[0]) else ([], record[1], record[2]) for path, record in learned.items()}
     learned = {path: record for path, record in new.items() if record[0] or record[2]}
@@ -225,14 +224,14 @@ Values = Callable[[str, Sequence[int], int], bytes]  # (tensor, first weight of 
 
 
 def fingerprints(files: Sequence[Path]) -> dict[str, tuple[int, str]]:
-    """Return each file's size in bytes and fingerprint, by its name. Raises the errors of `file_fingerprint`."""
+    """Return each file's size in bytes and its fingerprint, by file name. Raises the errors of `file_fingerprint`."""
     return {file.name: (file.stat().st_size, file_fingerprint(file)) for file in files}
 
 
 def identified(files: Sequence[Path], paths: Paths) -> dict[str, tuple[int, str]]:
-    """Return the size of each file in bytes, and its SHA-256 or fingerprint.
+    """Return the size in bytes and the identity of each file, by its name.
 
-    All files have the SHA-256 if every one is known without reading, otherwise all have the fingerprint.
+    The identities are SHA-256 digests if all of them are known without reading the files, otherwise fingerprints.
     """
     digests = known_digests(files, paths)
     if len(digests) < len(files):
@@ -246,10 +245,10 @@ def recognised(
     paths: Paths,
     progress: Progress = lambda done, total: None,
 ) -> bool:
-    """Return whether `files` have the contents listed in `listed`, the `files` of an `Origin`. Names may differ.
+    """Return whether `files` have the contents listed in `listed`, as sizes and digests by name. Names may differ.
 
-    Earlier versions listed SHA-256 digests. For such a list, files of the same sizes are read unless their digests are
-    known. Raises LocalspecError for a file that cannot be read.
+    If the digests are SHA-256, files of the right sizes are read, unless their SHA-256 is known. Raises LocalspecError
+    for a file that cannot be read.
     """
     sizes = [file.stat().st_size for file in files if file.is_file()]
     if sorted(sizes) != sorted(size for size, _ in listed.values()):
@@ -283,11 +282,11 @@ class Identity:
 
 
 def weights_fingerprint(path: Path) -> str:
-    """Return 40 hexadecimal digits that change only with the weights of a model.
+    """Return 40 hexadecimal digits that identify a model's weights, and nothing else about the model.
 
-    File names, the distribution of tensors among files, and texts do not matter. A packed file has the fingerprint of
-    its original weights. Earlier versions did not store this fingerprint; if they wrote all packed files of the model,
-    return the model's revision. Raises the errors of `checkpoint.inspect`.
+    They do not depend on file names, texts, or which file has which tensor. A packed file has the fingerprint of its
+    original weights. If that is not saved in any packed file of the model, because an earlier version wrote them all,
+    return the model's revision instead. Raises the errors of `checkpoint.inspect`.
     """
     if is_packed(path):
         origin = read(path).header.origin
@@ -322,7 +321,7 @@ def weights_fingerprint(path: Path) -> str:
 
 
 def sampled_weights(shapes: Mapping[str, tuple[int, ...]], values: Values) -> str:
-    """Return the fingerprint of weights, by the names and shapes of their tensors in the Hugging Face layout.
+    """Return the fingerprint of weights, from the names, shapes and samples of their Hugging Face tensors.
 
     `values` returns samples of a tensor as little-endian fp32. A head that repeats the embedding is left out, because
     not all files store it.
@@ -342,14 +341,14 @@ def sampled_weights(shapes: Mapping[str, tuple[int, ...]], values: Values) -> st
 
 
 def _firsts(weights: int, columns: int) -> list[int]:
-    """Return the index of the first weight of each sample of a tensor. Each sample is within one row."""
+    """Return where the samples of a tensor begin, as indices of weights. Each sample is within one row."""
     samples, run = (_PLACES if weights >= _LARGE else 1), min(RUN, columns)
     middles = (divmod((2 * sample + 1) * weights // (2 * samples), columns) for sample in range(samples))
     return [row * columns + min(column // RUN * RUN, columns - run) for row, column in middles]
 
 
 def _floats(stored: bytes, dtype: str) -> bytes:
-    """Return numbers of a safetensors type as fp32. Rare types stay as they are stored."""
+    """Convert the stored bytes of bf16 or fp16 numbers to fp32. Bytes of other types are returned unchanged."""
     if dtype == "BF16":
         numbers = bytearray(2 * len(stored))
         numbers[2::4], numbers[3::4] = stored[::2], stored[1::2]

@@ -1,4 +1,4 @@
-"""Turns the metadata of a GGUF file into the config.json of its family."""
+"""Converts the metadata of a GGUF file into a Hugging Face config.json."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ _SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p":
 
 
 def architecture(metadata: Metadata) -> Gguf:
-    """Return the GGUF description of the model's family. Raises LocalspecError for an unsupported family."""
+    """Return how GGUF files of the model's family are built. Raises LocalspecError for an unsupported family."""
     description = _family(metadata).gguf
     assert description is not None
     return description
@@ -40,10 +40,10 @@ def _family(metadata: Metadata) -> Family:
 def config(
     metadata: Metadata, shapes: Mapping[str, Sequence[int]], factors: Callable[[str], list[float]]
 ) -> dict[str, Any]:
-    """Return the content of a config.json, from the metadata and the shapes of the tensors.
+    """Return the content of a config.json, made from the metadata of a GGUF file and the shapes of its tensors.
 
     `factors` returns the numbers of a vector such as rope_freqs.weight. Raises ValueError for missing or impossible
-    values; its message is a clause. Raises LocalspecError for anything that localspec does not support.
+    values, with a message that is not a whole sentence. Raises LocalspecError for anything unsupported.
     """
     family, form = _family(metadata), architecture(metadata)
     name = form.architecture
@@ -102,7 +102,7 @@ _NEEDED = ("intermediate_size", "num_hidden_layers", "vocab_size", "max_position
 
 
 def _need(content: Mapping[str, Any], keys: Sequence[str]) -> None:
-    """Raise ValueError for a key whose value is missing. Its message is a clause."""
+    """Raise ValueError if one of the keys has no value. The message is not a whole sentence."""
     if missing := next((key for key in keys if content[key] is None), None):
         raise ValueError(f"the file has no value for {missing}")
 
@@ -110,7 +110,7 @@ def _need(content: Mapping[str, Any], keys: Sequence[str]) -> None:
 def _rotation(
     family: Family, form: Gguf, metadata: Metadata, file: GgufFile, head_dim: int, number: Callable[[str], Any]
 ) -> dict[str, Any]:
-    """Return rope_parameters, the entry of config.json for the rotation of positions."""
+    """Return rope_parameters, the entry of config.json for rotary position embeddings."""
     shapes = file.shapes
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": number("rope.freq_base") or 10000.0}
     rotated = number("rope.dimension_count") or head_dim
@@ -166,7 +166,7 @@ def _rotation(
 
 
 def _check_yarn(form: Gguf, metadata: Metadata, growth: float) -> None:
-    """Raise LocalspecError for an unusual value of YaRN that llama.cpp ignores, but not the model's own code.
+    """Raise LocalspecError for an unusual YaRN setting that llama.cpp ignores, although the model's own code uses it.
 
     `growth` is the usual factor by which YaRN scales attention.
     """
@@ -181,7 +181,7 @@ def _check_yarn(form: Gguf, metadata: Metadata, growth: float) -> None:
 
 
 def differences(first: ModelConfig, second: ModelConfig) -> str:
-    """Return a clause that names a difference between the configurations of two models; empty if they may be one model.
+    """Return words for a difference between two models' configurations; empty if the models may be the same.
 
     Differences in contexts, in tokenizer settings or by fp32 rounding do not count.
     """
@@ -198,7 +198,7 @@ def differences(first: ModelConfig, second: ModelConfig) -> str:
 
 
 def _same_in_gguf(first: ModelConfig, second: ModelConfig) -> bool:
-    """Return whether two models' families share one description of GGUF files, or are text parts of the same multimodal
+    """Return whether a GGUF file cannot tell two models' families apart, or both are text parts of one multimodal
     family."""
     first_family, second_family = (FAMILIES[config.model_type] for config in (first, second))
     larger = ({*family.classes.values(), *family.inside} for family in (first_family, second_family))
@@ -216,7 +216,7 @@ def generation_config(metadata: Metadata) -> dict[str, Any]:
 
 
 def _sampled(metadata: Metadata, name: str) -> Any:
-    """Return a recommended sampling value; None for a missing or impossible value."""
+    """Return a sampling value that the file recommends; None if it is missing or impossible."""
     value = metadata.values.get(f"general.sampling.{name}")
     if name == "top_k" and type(value) is int and value < 0:
         return 0  # llama.cpp and the Hugging Face code treat less than one token as all
@@ -224,7 +224,7 @@ def _sampled(metadata: Metadata, name: str) -> Any:
 
 
 def ignored_sampling(metadata: Metadata) -> list[str]:
-    """Return a sentence for each recommended sampling value that is impossible, or that localspec does not support."""
+    """Return a sentence for each recommended sampling value that localspec ignores: impossible and unsupported ones."""
     impossible = (f"general.sampling.{name}" for name in _SAMPLING if _sampled(metadata, name) is None)
     return [
         f"{key} = {in_short(metadata.values[key])} is ignored, because it is not possible."

@@ -1,10 +1,10 @@
-"""GGUF files: the header, the places of tensors, and the numbers in their blocks.
+"""Reads GGUF files: the header, the places of the tensors, and the numbers in their blocks.
 
     "GGUF" │ version, 4 bytes │ tensors, 8 bytes │ keys, 8 bytes │ keys and values │ tensors │ padding │ their bytes
 
-Nothing in a file is trusted. Every length is compared with the rest of the file before memory of that length is
-allocated, and nothing is mapped: truncating a mapped file would end the process. (llama.cpp's docs/gguf.md, versions 2
-and 3.)
+Nothing in a file is trusted. Memory is allocated only after a length was compared with the rest of the file. No file is
+memory-mapped, because truncating a mapped file would kill the process. The format is that of llama.cpp's docs/gguf.md,
+versions 2 and 3.
 """
 
 import os
@@ -29,7 +29,7 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class BlockType:
-    """A type of blocks: its name in ggml, the number of weights in a block, and the bytes of a block."""
+    """A type of quantized blocks: its name in ggml, the number of weights in a block, and the bytes of a block."""
 
     name: str
     weights: int
@@ -52,7 +52,7 @@ NAMES = {9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "
 
 
 def floats(block: BlockType, stored: Any) -> Floats:
-    """Return the numbers in whole blocks, one after another, as ggml's dequantize_row computes them."""
+    """Return the numbers in the quantized blocks `stored`, in order, as ggml's dequantize_row computes them."""
     from gguf import GGMLQuantizationType, quants
 
     with np.errstate(all="ignore"):  # a hostile file may have scales that are not finite
@@ -72,11 +72,10 @@ _PIECE = 4 * MIB  # bytes that are read at a time
 
 
 class Texts:
-    """An array of texts in the file's encoding, in one piece: separate Python objects would take ten times the
-    memory."""
+    """An array of texts, kept as the file's bytes, because separate Python strings would take ten times the memory."""
 
     def __init__(self, content: bytes, ends: "array[int]") -> None:
-        """Make the array; `ends` are the offsets in `content` where texts end."""
+        """Wrap the bytes `content`. `ends` are the offsets at which the texts end."""
         self._content, self._ends = content, ends
 
     def __len__(self) -> int:
@@ -96,7 +95,7 @@ class Texts:
             return decoded("surrogateescape")
 
     def tolist(self) -> list[str]:
-        """Return the texts, with lone surrogates for bytes that are not UTF-8. All callers share one list."""
+        """Return the texts, with lone surrogates for bytes that are not UTF-8. Every call returns the same list."""
         return self._decoded
 
 
@@ -105,7 +104,7 @@ Value = str | int | float | bool | Texts | npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """The place of a tensor: its first byte, its shape as a matrix (rows first), and the type of its rows."""
+    """The place of a tensor in a file: its first byte, its shape (rows first), and the type of its blocks."""
 
     start: int
     shape: tuple[int, ...]
@@ -127,7 +126,7 @@ class GgufFile:
 
 
 def read(path: Path) -> GgufFile:
-    """Read a header. Raises LocalspecError for a file that cannot be read, is not GGUF, or contradicts itself."""
+    """Read a GGUF file's header. Raises LocalspecError for a file that is unreadable, inconsistent, or not GGUF."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for a writer
             raise LocalspecError(f"{path} is not a regular file; give a GGUF file.")
@@ -144,7 +143,8 @@ def damaged(path: Path, reason: str) -> LocalspecError:
 
 
 class _Reader:
-    """A reader of one header. Raises ValueError for anything impossible; its message is a clause."""
+    """A reader of one file's header. For anything impossible it raises ValueError, whose message is not a whole
+    sentence."""
 
     def __init__(self, path: Path, stream: BinaryIO) -> None:
         self._path, self._stream = path, stream
@@ -183,7 +183,7 @@ class _Reader:
     def _placed(
         self, entries: dict[str, tuple[int, tuple[int, ...], BlockType]], metadata: dict[str, Value]
     ) -> dict[str, TensorPlace]:
-        """Return the places of tensors by name. Raises ValueError for gaps between tensors, or another order."""
+        """Return the tensors' places, by name. Raises ValueError for gaps between them, or for a wrong order."""
         step = metadata.get("general.alignment", 32)
         if type(step) is not int or not 8 <= step <= 2**20 or step & (step - 1):
             raise ValueError(f"general.alignment is {str(step)[:40]} instead of a power of two from 8 to 1,048,576")
@@ -259,7 +259,7 @@ class _Reader:
         return np.frombuffer(content, "u1").astype(bool) if kind == 7 else np.frombuffer(content, dtype)
 
     def _text(self, longest: int = _HEADER_LIMIT) -> str:
-        """Read a text. Bytes that are not UTF-8 become lone surrogates, and matter only if the text is used."""
+        """Read a string. Bytes that are not UTF-8 become lone surrogates, which matter only if the string is used."""
         length = self._number("<Q")
         if length > longest:
             raise ValueError(f"the header has a name of {length} bytes, which is too long")
@@ -277,7 +277,7 @@ class _Reader:
         return bytes(self._content[start:end])
 
     def _fetch(self, at: int, count: int) -> int:
-        """Read until the `count` bytes from byte `at` on are in memory. Return how many bytes are then in memory."""
+        """Read on until the `count` bytes from byte `at` on are in memory. Return how many bytes are in memory then."""
         if count > self._most - at:
             raise ValueError(f"the header claims {count} bytes where at most {self._most - at} can follow")
         while len(self._content) < at + count:

@@ -1,11 +1,10 @@
 """The metadata of a GGUF file: typed access to its values, and tables of the keys that localspec accepts.
 
 The keys are those of the GGUF specification (ggml's docs/gguf.md), of llama.cpp's converters
-(gguf-py/gguf/constants.py) and of its loader (src/llama-arch.cpp), as of November 2026. A key of the architecture
-begins with its name, as in "llama.block_count". It is in one of four tables below: USED, NEUTRAL, OFF or SAME. Keys of
-a single family are in that family's file, which is searched before these tables. In files with experts OFF_WITH_EXPERTS
-comes before NEUTRAL. Any other key of the architecture is refused, because it may change the arithmetic. Unknown keys
-elsewhere are ignored.
+(gguf-py/gguf/constants.py) and of its loader (src/llama-arch.cpp), as of November 2026. Keys that begin with the name
+of the model's architecture, as in "llama.block_count", may change the arithmetic. A model is refused if such a key is
+in no table. The tables are the one in the file of the model's family, which counts first, then USED, NEUTRAL, OFF and
+SAME. For models with experts, OFF_WITH_EXPERTS counts before NEUTRAL. All other unknown keys are ignored.
 """
 
 import math
@@ -24,12 +23,12 @@ _MOST_NUMBERS = 2**21  # in an array; the longest arrays have one number for eac
 
 
 def _count(least: int, most: int) -> Callable[[Any], bool]:
-    """Return a check for integers from `least` to `most`."""
+    """Return a check, a function that accepts integers from `least` to `most`."""
     return lambda value: type(value) is int and least <= value <= most
 
 
 def _number(least: float, most: float) -> Callable[[Any], bool]:
-    """Return a check for numbers above `least` and up to `most`. NaN fails it."""
+    """Return a check, a function that accepts numbers above `least` and up to `most`, but not NaN."""
     return lambda value: type(value) in (int, float) and least < value <= most
 
 
@@ -210,14 +209,13 @@ TASTE: Mapping[str, tuple[Any, ...]] = {
 
 
 class Metadata:
-    """A reader of metadata values that checks their types.
+    """The metadata of a GGUF file. Methods return a value after a check of its type, or None for a missing key.
 
-    Its methods return None for a missing key. They raise ValueError for a wrong type; the message is a clause without
-    a final period.
+    For a wrong type they raise ValueError; its message is not a whole sentence.
     """
 
     def __init__(self, values: Mapping[str, Value], name: str = "") -> None:
-        """Read from `values`. `name` is the name of the GGUF file, for messages."""
+        """Wrap the metadata `values`. `name` is the name of the GGUF file, for error messages."""
         self.values, self.file = values, f"GGUF file {name}".rstrip()
 
     def text(self, key: str) -> str | None:
@@ -233,7 +231,7 @@ class Metadata:
         return shown(text) if isinstance(text, str) else None
 
     def number(self, key: str) -> Any:
-        """Return the number stored under a key. All numbers of an array, one per layer, must be equal."""
+        """Return the number stored under a key. It may be an array with one number per layer, if all are equal."""
         value: Any = self.values.get(key)
         if isinstance(value, np.ndarray):
             values = set(value[:_MOST_LAYERS].tolist())
@@ -245,7 +243,7 @@ class Metadata:
         return self._of(key, (int, float), value)
 
     def by_layer(self, key: str) -> list[Any] | None:
-        """Return the numbers or Booleans of an array, or a single value, as a list."""
+        """Return the numbers or Booleans stored under a key, one per layer. A single value gives a list of one."""
         value: Any = self.values.get(key)
         if value is None or isinstance(value, np.ndarray):
             return None if value is None else value[:_MOST_LAYERS].tolist()
@@ -257,28 +255,28 @@ class Metadata:
         return flag
 
     def texts(self, key: str) -> Sequence[str] | None:
-        """Return an array of texts. All callers share one list."""
+        """Return the array of texts stored under a key. Every call returns the same list."""
         texts: Texts | list[str] | None = self._of(key, (Texts, list))
         return texts.tolist() if isinstance(texts, Texts) else texts
 
     def count(self, key: str) -> int:
-        """Return the number of texts in an array; 0 if there is no array."""
+        """Return how many texts the array stored under a key has; 0 if there is no array."""
         return len(self._of(key, (Texts, list)) or ())
 
     @cached_property
     def merged(self) -> frozenset[str]:
-        """The tokens that merges produce: "t he" produces "the"."""
+        """The tokens that the tokenizer's merges produce. For example, the merge "t he" produces "the"."""
         return frozenset([merge.replace(" ", "") for merge in self.texts("tokenizer.ggml.merges") or []])
 
     def numbers(self, key: str) -> list[Any] | None:
-        """Return an array of numbers as a list."""
+        """Return the array of numbers stored under a key, as a list."""
         numbers: np.ndarray[Any, Any] | None = self._of(key, (np.ndarray,))
         if numbers is not None and len(numbers) > _MOST_NUMBERS:
             raise ValueError(f"{key} has {len(numbers):,} numbers, which is too many")
         return None if numbers is None else numbers.tolist()
 
     def _of(self, key: str, kinds: tuple[type, ...], *replacement: Any) -> Any:
-        """Return `replacement` if given, else the value of `key`. Raises ValueError for a type not in `kinds`."""
+        """Return the value of `key`, or `replacement` if given. Raises ValueError if its type is not among `kinds`."""
         value = replacement[0] if replacement else self.values.get(key)
         if value is not None and not isinstance(value, kinds):
             raise ValueError(f"{key} = {in_short(value)} is not possible")
@@ -288,9 +286,9 @@ class Metadata:
 def check(
     metadata: Metadata, architecture: str, family_keys: Mapping[str, Callable[[Any], bool]] | None = None
 ) -> None:
-    """Raise LocalspecError for a key of the file's `architecture` that is unknown, impossible or not supported.
+    """Raise LocalspecError for a key of the model's architecture that is unknown, impossible or not supported.
 
-    `family_keys` are the keys that only this family reads, with a check of each.
+    `family_keys` maps each key that only this model family uses to a check of its value.
     """
     used, experts = {**USED, **(family_keys or {})}, metadata.values.get(f"{architecture}.expert_count")
     off = {**OFF, **(OFF_WITH_EXPERTS if experts is not None and any(_by_layer(experts)) else {})}
@@ -325,7 +323,7 @@ def check(
 
 
 def left_out(metadata: Metadata) -> list[str]:
-    """Return a sentence for each recommended sampler that localspec does not support."""
+    """Return a sentence for each sampler that the file recommends but localspec does not have."""
     return [
         f"{key} = {in_short(metadata.values[key])} is ignored, because localspec does not have this sampler."
         for key, off in TASTE.items()
@@ -334,17 +332,17 @@ def left_out(metadata: Metadata) -> list[str]:
 
 
 def _by_layer(value: Any) -> list[Any]:
-    """Return the values of an array as a list, or a list of the single value."""
+    """Return the values of an array as a list; a single value becomes a list of one."""
     return value[:_MOST_LAYERS].tolist() if isinstance(value, np.ndarray) else [value]
 
 
 def shown(text: str) -> str:
-    """Return a text with U+FFFD for the bytes that were not UTF-8 in the file."""
+    """Return a text for display, with the replacement character U+FFFD for bytes that are not UTF-8 in the file."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def is_utf8(text: str) -> bool:
-    """Return whether a text was valid UTF-8 in the file. Other bytes were read as lone surrogates."""
+    """Return whether a text is valid UTF-8 in the file. If not, it has lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -353,7 +351,7 @@ def is_utf8(text: str) -> bool:
 
 
 def in_short(value: Any) -> str:
-    """Return a short form of a value, for a message."""
+    """Return a value in a few characters, for a message."""
     if isinstance(value, str):
         return repr(shown(value)[:40])
     if isinstance(value, float) and math.isfinite(value):

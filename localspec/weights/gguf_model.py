@@ -1,4 +1,4 @@
-"""A model in GGUF files: its parts, its tensors, and the text files of the equivalent Hugging Face directory."""
+"""A model in GGUF files: its tensors, and the text files that an equivalent Hugging Face directory would have."""
 
 import json
 import re
@@ -47,11 +47,11 @@ _CONFIGURATION = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors
 
 @dataclass(frozen=True)
 class GgufTensor(StoredTensor):
-    """A tensor of a GGUF file, in blocks.
+    """A tensor in a GGUF file, stored in quantized blocks, and how its form differs from Hugging Face's.
 
-    If `head_rows` is not 0, it is the number of rows of an attention head, whose rows i and i + head_rows / 2 are
-    stored next to each other. `change` (`family.Change`) was applied to each number before it was stored. If `every` is
-    not 0, the file has `every` rows of this tensor, then `every` rows of another tensor, and so on. `dtype` is "", so
+    `head_rows`, if not 0, is the number of rows of an attention head: its rows i and i + head_rows / 2 are stored next
+    to each other. `change` (`family.Change`) is what was done to each number before it was stored. `every`, if not 0,
+    says that the file alternates: `every` rows of this tensor, `every` rows of another, and so on. `dtype` is "", so
     the packer reads numbers by `floats`.
     """
 
@@ -73,7 +73,7 @@ class GgufTensor(StoredTensor):
         return None
 
     def floats(self, first: int, count: int) -> npt.NDArray[np.float32]:
-        """Return `count` weights of whole rows from `first` on, in the order of the Hugging Face layout."""
+        """Return `count` weights, which are whole rows, from index `first` on, in Hugging Face's order."""
         columns = prod(self.shape[1:])
         row, end = first // columns, (first + count) // columns
         numbers = np.empty((end - row, columns), np.float32)
@@ -89,7 +89,7 @@ class GgufTensor(StoredTensor):
         return numbers.reshape(-1)
 
     def samples(self, firsts: Sequence[int], count: int) -> bytes:
-        """Return samples of `count` weights, one from each index in `firsts` on, as the bytes of fp32 numbers.
+        """Return samples of `count` weights, one from each index in `firsts` on, as bytes of fp32 numbers.
 
         A sample must be within one row and one block. Raises LocalspecError for a changed or unreadable file.
         """
@@ -109,7 +109,7 @@ class GgufTensor(StoredTensor):
         return np.concatenate(samples).astype("<f4", copy=False).tobytes()
 
     def _stored_row(self, row: int) -> int:
-        """Return the row in the file that stores this row of the Hugging Face layout."""
+        """Return the number of the row in the file that is row `row` of Hugging Face's tensor."""
         if not self.head_rows:
             return row
         head, within = divmod(row, self.head_rows)
@@ -130,7 +130,7 @@ class GgufTensor(StoredTensor):
 
 
 def _samples(parts: Sequence[GgufTensor], firsts: Sequence[int], count: int) -> bytes:
-    """Return samples like `GgufTensor.samples`, but of stacked tensors.
+    """Return samples like `GgufTensor.samples`, but from several tensors that form a stack.
 
     `firsts` are the indices of each sample's first weight in the whole stack, ascending.
     """
@@ -144,9 +144,9 @@ def _samples(parts: Sequence[GgufTensor], firsts: Sequence[int], count: int) -> 
 
 @dataclass(frozen=True)
 class GgufModel:
-    """A model in one or more GGUF files. The first file has the metadata.
+    """A model in one or more GGUF files, called its parts. The first part has the metadata.
 
-    `publisher_texts` are the publisher's text files of the model. They replace the files made from the metadata.
+    `publisher_texts` are the model's original configuration and tokenizer, which replace files made from the metadata.
     """
 
     parts: tuple[GgufFile, ...]
@@ -154,7 +154,8 @@ class GgufModel:
 
     @classmethod
     def open(cls, path: Path, publisher_texts: Mapping[str, bytes] | None = None) -> "GgufModel":
-        """Read the headers of a file and of its other parts. Raises LocalspecError, and NotHere for a missing part."""
+        """Read the headers of a GGUF file and the model's other parts. Raises LocalspecError, or NotHere for a missing
+        part."""
         files = parts_of(path)
         if missing := next((file for file in files if not file.is_file()), None):
             raise NotHere(f"Part {missing} of this model is missing; put it into the directory of the other parts.")
@@ -189,7 +190,7 @@ class GgufModel:
 
     @cached_property
     def _ahead(self) -> frozenset[str]:
-        """The names of the tensors of MTP layers. Their layer numbers follow those of the model's layers."""
+        """The names of the tensors of MTP layers (multi-token prediction). These come after the model's own layers."""
         prefix = self.metadata.text("general.architecture")
         counts = (self.metadata.number(f"{prefix}.{key}") or 0 for key in ("block_count", "nextn_predict_layers"))
         first = next(counts) - next(counts)
@@ -197,10 +198,8 @@ class GgufModel:
         return frozenset(name for name, match in matches if match and int(match[1]) >= first)
 
     def _repeats_embedding(self) -> bool:
-        """Return whether the head has the same numbers as the embedding, except for rounding.
-
-        Only samples are compared.
-        """
+        """Return whether the head has the same numbers as the embedding, except for rounding. Only samples are
+        compared."""
         shapes = [self.places[name][1].shape if name in self.places else () for name in (_TABLE, _HEAD)]
         if shapes[0] != shapes[1] or len(shapes[0]) != 2:
             return False
@@ -212,17 +211,17 @@ class GgufModel:
 
     @property
     def size(self) -> int:
-        """Bytes of the files."""
+        """The bytes of all files together."""
         return sum(part.bytes for part in self.parts)
 
     @property
     def types(self) -> tuple[str, ...]:
-        """The types of the matrices, each once."""
+        """The names of the block types of the model's matrices, each once."""
         return tuple(sorted({place.block.name for _, place in self.places.values() if len(place.shape) > 1}))
 
     @cached_property
     def texts(self) -> dict[str, bytes]:
-        """The text files of the equivalent Hugging Face directory, by name.
+        """The text files (configuration and tokenizer) that an equivalent Hugging Face directory would have, by name.
 
         Raises LocalspecError for an unsupported model, impossible metadata, and publisher's texts of another model.
         """
@@ -242,7 +241,7 @@ class GgufModel:
         }
 
     def _adapted_texts(self, texts: Mapping[str, bytes], from_metadata: Mapping[str, Any]) -> dict[str, bytes]:
-        """Return the publisher's text files, with facts about this GGUF file added to config.json.
+        """Return the publisher's text files, with facts about this GGUF file in config.json.
 
         `from_metadata` is the config made from the GGUF file. Raises ValueError if the texts belong to another model.
         """
@@ -258,17 +257,17 @@ class GgufModel:
 
     @cached_property
     def config(self) -> ModelConfig:
-        """The configuration. Raises the errors of `texts`, and LocalspecError for impossible sizes."""
+        """The model's configuration. Raises the errors of `texts`, and LocalspecError for impossible sizes."""
         try:
             return ModelConfig.of(json.loads(self.texts["config.json"]))
         except ValueError as error:
             raise damaged(self.path, str(error)[:200]) from None
 
     def notices(self, added: Sequence[tuple[str, bool]]) -> list[str]:
-        """Return notices about ignored metadata, and about tokens that are added to prompts.
+        """Return sentences for the user about ignored metadata, and about tokens that localspec adds to prompts.
 
-        `added` has each added token, with True if the token comes before the prompt, and False if after the prompt.
-        Raises the errors of `texts`.
+        `added` has each added token, with True if it comes before the prompt, or False if after it. Raises the errors
+        of `texts`.
         """
         if self.publisher_texts is not None:
             return []
@@ -288,7 +287,7 @@ class GgufModel:
 
     @cached_property
     def weights(self) -> str:
-        """The fingerprint of the weights, equal to the fingerprint of a directory with the same numbers.
+        """The fingerprint of the weights, the same as that of a Hugging Face directory with the same numbers.
 
         Raises the errors of `tensors`, and LocalspecError for files that change meanwhile.
         """
@@ -309,7 +308,7 @@ class GgufModel:
         return sampled_weights(shapes, values)
 
     def tensors(self, sizes: TransformerConfig) -> dict[str, list[GgufTensor]]:
-        """Return the GGUF tensors to stack for each parameter, by localspec's name of the parameter.
+        """Return the GGUF tensors of each of localspec's parameters. If there are several, they are to be stacked.
 
         Raises LocalspecError for a tensor that is missing, has an unexpected shape, or is not supported.
         """
@@ -324,9 +323,9 @@ class GgufModel:
         return tensors
 
     def ahead(self, sizes: TransformerConfig) -> dict[str, list[GgufTensor]]:
-        """Return the tensors of the MTP layer, by localspec's names of its parameters; empty without such a layer.
+        """Return the tensors of the MTP layer (multi-token prediction), by localspec's names; empty if there is none.
 
-        Return nothing for an unsupported layer, for example one with a separate embedding.
+        Also return nothing for an unsupported layer, for example one with a separate embedding.
         """
         if not self._ahead:
             return {}
@@ -338,7 +337,7 @@ class GgufModel:
         }
 
     def _name(self, part: str) -> str:
-        """Return the name of the stored tensor that has the tensor `part`: experts' gate and up may share a tensor."""
+        """Return the name under which a tensor is stored. Gates and ups of experts may share a stored tensor."""
         fused = re.sub("ffn_(gate|up)_exps", _FUSED, part)
         return fused if part not in self.places and fused in self.places else part
 
@@ -348,7 +347,7 @@ class GgufModel:
     def _parts(
         self, parameter: str, parts: Sequence[tuple[str, int]], columns: int | None, sizes: TransformerConfig
     ) -> list[GgufTensor]:
-        """Return the GGUF tensors to stack for `parameter`; `parts` has the name and rows of each tensor."""
+        """Return the GGUF tensors that form `parameter`. `parts` has the name and number of rows of each."""
         tensors = []
         for part, rows in parts:
             if (name := self._name(part)) != part:
@@ -359,7 +358,7 @@ class GgufModel:
         return tensors
 
     def _form(self, name: str, parameter: str, sizes: TransformerConfig) -> tuple[int, str]:
-        """Return the form in which a tensor is stored: `head_rows` and `change` of GgufTensor."""
+        """Return how a tensor is stored: the values of `head_rows` and `change` in GgufTensor."""
         changes = architecture(self.metadata).changes
         change = changes.get(re.sub(r"^blk\.\d+\.|\.(weight|bias)$", "", name), "")
         if change == "pairs":
@@ -367,8 +366,7 @@ class GgufModel:
         return 0, change
 
     def _half(self, name: str, rows: int, columns: int | None, second: bool, sizes: TransformerConfig) -> GgufTensor:
-        """Return the gate rows of all experts, or with `second` the up rows, of a tensor that has for each expert its
-        gate rows and then its up rows."""
+        """Return the gate rows of all experts, or with `second` the up rows. One stored tensor has both in turn."""
         whole = self._tensor(name, (2 * rows,) if columns is None else (2 * rows, columns), sizes)
         every = rows // (sizes.experts.count if sizes.experts else 1)
         start = whole.start + (every * (whole.bytes // (2 * rows)) if second else 0)
@@ -382,7 +380,7 @@ class GgufModel:
         head_rows: int = 0,
         change: str = "",
     ) -> GgufTensor:
-        """Return the tensor `name` in this shape, in which the rows of all experts are stacked."""
+        """Return the stored tensor `name`. In `shape`, the rows of all experts are stacked."""
         if name not in self.places:
             raise damaged(self.path, f"the file lacks {name!r}")
         (file, place), stored = self.places[name], shape

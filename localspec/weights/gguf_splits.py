@@ -1,8 +1,8 @@
-"""The splitting of text before merges, by the name of a pre-tokenizer (`tokenizer.ggml.pre`) in a GGUF file.
+"""How tokenizers in GGUF files split text before they merge tokens, by the name of the pre-tokenizer.
 
-The names are those of llama.cpp's src/llama-vocab.cpp, as of November 2026. The regular expressions are those of the
-models' own tokenizer.json. llama.cpp simplifies some of them: `tests/weights/test_peer_ids.py` lists where its ids
-differ.
+The names (`tokenizer.ggml.pre`) are those of llama.cpp's src/llama-vocab.cpp, as of November 2026. The regular
+expressions are those of the models' own tokenizer.json. llama.cpp simplifies some of them:
+`tests/weights/test_peer_ids.py` lists where its ids differ.
 """
 
 from collections.abc import Mapping
@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Split:
-    """The expressions that split text, and other settings that all models with these expressions share.
+    """The regular expressions that split text, and other settings that all models with these expressions share.
 
-    Each expression splits the parts that the previous expressions left. A part that matches is not split further.
+    Each expression splits what the previous ones left. A match is not split further.
     """
 
     expressions: tuple[str, ...]

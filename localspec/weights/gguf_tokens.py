@@ -1,4 +1,4 @@
-"""Makes the tokenizer's files from the metadata of a GGUF file, and finds tokens with a role as llama.cpp does."""
+"""Makes a tokenizer's files from the metadata of a GGUF file, and finds special tokens in the same way as llama.cpp."""
 
 import math
 import secrets
@@ -43,9 +43,10 @@ _NO_END = (
 
 
 def token_of(metadata: Metadata, role: str, count: int) -> int | None:
-    """Return the id of the token with a role, in a vocabulary of `count` tokens; None if there is no such token.
+    """Return the id of the token with a role such as "eos"; None if there is no such token.
 
-    Raises ValueError for an end-of-text id outside the vocabulary. Its message is a clause without a final period.
+    `count` is the number of tokens. Raises ValueError for an end-of-text id beyond them; its message is not a whole
+    sentence.
     """
     key = f"tokenizer.ggml.{role}_token_id"
     if key not in metadata.values:
@@ -64,7 +65,7 @@ def _is_token(index: object, count: int) -> bool:
 
 
 def impossible_roles(metadata: Metadata, count: int) -> list[str]:
-    """Return a sentence for each token id that is ignored, because it is outside the vocabulary."""
+    """Return a sentence for each special token that is ignored, because its id is outside the vocabulary."""
     outside = {
         key: index
         for key, index in metadata.values.items()
@@ -78,7 +79,7 @@ def impossible_roles(metadata: Metadata, count: int) -> list[str]:
 
 
 def around(metadata: Metadata, tokens: Sequence[str], begins: bool) -> tuple[list[int], list[int]]:
-    """Return the tokens to add before a text, and the tokens to add after it.
+    """Return the ids that the tokenizer adds before a text, and the ids that it adds after it.
 
     If the file does not say whether a begin-of-text token is added, `begins` decides. Raises LocalspecError if the file
     wants a token added but has no id for it.
@@ -96,9 +97,9 @@ def around(metadata: Metadata, tokens: Sequence[str], begins: bool) -> tuple[lis
 
 
 def ends(metadata: Metadata) -> list[int]:
-    """Return the ids of tokens that end a reply: ids in the metadata, and tokens spelled like a known end mark.
+    """Return the ids of tokens that end a reply. They are named in the metadata, or spelled like a known end mark.
 
-    Tokens that also occur in ordinary text are not recognised by their spelling, unlike in llama.cpp.
+    Unlike in llama.cpp, a token that also occurs in ordinary text is not recognised by its spelling.
     """
     tokens = metadata.texts("tokenizer.ggml.tokens") or []
     types = metadata.numbers("tokenizer.ggml.token_type") or []
@@ -132,9 +133,9 @@ def ends_at_words(metadata: Metadata) -> list[str]:
 
 
 def ordinary(metadata: Metadata, tokens: Sequence[str], types: Sequence[int], ids: Collection[int]) -> set[int]:
-    """Return the ids, out of `ids`, of tokens that occur in ordinary text.
+    """Return which of `ids` are tokens of ordinary text.
 
-    Such a token is not unknown, control or user-defined, and it is one character or can be merged from shorter tokens.
+    Such a token is not unknown, control or user-defined. It is one character, or can be merged from shorter tokens.
     """
     normal = {tokens[index]: index for index in ids if types[index : index + 1] not in _MARKS}
     if not normal:
@@ -169,10 +170,10 @@ _STEPS = [
 
 
 def tokenizer_files(metadata: Metadata, vocab_size: int) -> dict[str, Any]:
-    """Return tokenizer.json and tokenizer_config.json as objects, and the chat template as a text if there is one.
+    """Return the content of tokenizer.json and tokenizer_config.json, and the chat template if there is one.
 
-    Raises ValueError for missing or impossible values; its message is a clause. Raises LocalspecError for an
-    unsupported kind of tokenizer.
+    Raises ValueError for missing or impossible values; its message is not a whole sentence. Raises LocalspecError for
+    an unsupported kind of tokenizer.
     """
     kind, count = metadata.text("tokenizer.ggml.model"), metadata.count("tokenizer.ggml.tokens")
     if not kind or not count:
@@ -225,7 +226,7 @@ def tokenizer_files(metadata: Metadata, vocab_size: int) -> dict[str, Any]:
 def _added(
     metadata: Metadata, tokens: Sequence[str], types: Sequence[int], roles: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """Return the tokens that the tokenizer looks for in a text before it splits the text."""
+    """Return the special tokens as in tokenizer.json. They are searched for before a text is split."""
     marks = {token for token, kind in zip(tokens, types, strict=True) if kind != _NORMAL}
     swallow = marks >= _OF_PHI_3  # as in the publisher's files; llama.cpp looks for "phi-3" in the name
     not_stripped, role_tokens = {"<unk>", "<s>", "<|endoftext|>"}, {*roles.values()}
@@ -241,12 +242,12 @@ def _added(
 
 
 def _vocabulary(tokens: Sequence[str], types: Sequence[int]) -> dict[str, int]:
-    """Return the ids of tokens by their spelling. Padding tokens are left out."""
+    """Return the id of each token, by its spelling. Padding tokens are left out."""
     return {token: index for index, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind != _UNUSED}
 
 
 def _with_marks(begin: Sequence[int], end: Sequence[int], tokens: Sequence[str]) -> dict[str, Any] | None:
-    """Return tokenizer.json's post-processor, which adds these ids around a text; None if there are no ids."""
+    """Return the part of tokenizer.json that adds these ids before and after a text; None if there are no ids."""
     if not begin and not end:
         return None
 
@@ -269,7 +270,7 @@ def _with_marks(begin: Sequence[int], end: Sequence[int], tokens: Sequence[str])
 
 
 def _split(metadata: Metadata) -> Split:
-    """Return the way to split text before merges. Raises LocalspecError for a name that is unknown or missing."""
+    """Return how to split text before merging. Raises LocalspecError if the file does not name a supported way."""
     name = metadata.text("tokenizer.ggml.pre")
     if metadata.text("tokenizer.ggml.model") == "gemma4":
         return SPLITS["gemma4"]
@@ -286,7 +287,7 @@ def _split(metadata: Metadata) -> Split:
 
 
 def _merging(metadata: Metadata, tokens: Sequence[str], types: Sequence[int], split: Split) -> dict[str, Any]:
-    """Return the BPE model, which merges bytes, as in GPT-2, or characters, as in Gemma 4."""
+    """Return tokenizer.json's parts for BPE with merges of bytes, as in GPT-2, or of characters, as in Gemma 4."""
     interned = {token: token for token in tokens}  # each spelling only once in memory
     made_by: dict[tuple[str, str], str] = {}  # of equal pairs, the first counts
     for merge in metadata.texts("tokenizer.ggml.merges") or []:
@@ -334,7 +335,7 @@ def _one_by_one(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _isolating(expression: str) -> dict[str, Any]:
-    """Return a pre-tokenizer of tokenizer.json that makes each match of an expression a separate part."""
+    """Return a pre-tokenizer, as in tokenizer.json, that makes each match of an expression a separate part."""
     if expression == DIGIT:
         return {"type": "Digits", "individual_digits": True}
     return {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
@@ -343,7 +344,10 @@ def _isolating(expression: str) -> dict[str, Any]:
 def _pieces(
     metadata: Metadata, tokens: Sequence[str], types: Sequence[int], roles: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return SentencePiece's BPE model, with scores. Unknown characters are spelled in bytes."""
+    """Return tokenizer.json's parts for SentencePiece's BPE, whose tokens have scores.
+
+    Unknown characters become bytes.
+    """
     scores = metadata.numbers("tokenizer.ggml.scores")
     if scores is None or len(scores) != len(tokens):
         raise ValueError(f"the tokenizer has {len(tokens)} tokens but {len(scores or [])} scores")
@@ -368,7 +372,8 @@ def _pieces(
 
 
 def _merges(file: str, tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Return for each piece the two parts that merge into it. The pieces are sorted by score, the best first.
+    """Return the merges of a SentencePiece tokenizer, best score first: for each piece, the two parts that it is made
+    of.
 
     SentencePiece always merges the two neighbours that form the piece with the best score; at equal scores, the first
     two. So the last merge that forms a piece joins the same two parts in any context, and no other pair is needed for
@@ -407,7 +412,7 @@ def _merges(file: str, tokens: Sequence[str], types: Sequence[int], scores: Sequ
 
 
 def _cut(piece: str, costs: Mapping[bytes, float]) -> int:
-    """Return the byte offset between the two parts that form a piece, as `ls_piece_cuts` does; 0 if no two parts do."""
+    """Return the byte offset between a piece's two parts; 0 if it has none. The result is that of `ls_piece_cuts`."""
     parts = [letter.encode() for letter in piece]
     while len(parts) > 2:
         ways = [costs.get(left + right, math.inf) for left, right in pairwise(parts)]

@@ -1,4 +1,4 @@
-"""Registers a model in GGUF files, and reads its weights from these files to pack them or to use their blocks."""
+"""Registers a model in GGUF files, and reads its weights from there, to pack them or to use their blocks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -33,23 +33,23 @@ _TYPES = {block.name: block for block in BLOCKS.values()}
 
 
 def rounded(header: Header) -> dict[str, str]:
-    """Return the block types in a model's GGUF files that have no kernel, each with the type that replaces it."""
+    """Return the block types in a model's GGUF files that no kernel computes, each with the type to round it to."""
     packed = (parts for name, parts in header.blocks.items() if not name.endswith(NEVER_PACKED))
     wide = (part for parts in packed for part in parts if len(part.shape) > 1)
     return {part.type: stand_in(part.type, part.shape[1]) or FILED[0] for part in wide if part.type not in BLOCK_TYPES}
 
 
 def is_filed(header: Header) -> bool:
-    """Return whether the blocks of a registered model are written once to a packed file, which is then mapped.
+    """Return whether a registered model's blocks are copied once to a packed file, which is then memory-mapped.
 
-    This holds for models with block types that have no kernels and are rounded, and for models with experts, since
-    unused experts in a mapped file need no memory. Blocks of other models are copied into memory at each load.
+    That is so for models whose blocks must be rounded to other types, and for models with experts, because unused
+    experts in a mapped file need no memory. Blocks of other models are copied into memory at each load.
     """
     return bool(rounded(header)) or any(".experts." in name for name in header.blocks)
 
 
 def gguf_source(model: GgufModel) -> PackingSource:
-    """Return a model as the packer reads it, from headers only. Raises LocalspecError for an unsupported model."""
+    """Return a GGUF model as input for packing, from headers only. Raises LocalspecError for an unsupported model."""
     config = model.config
     if least_parameters(config) > model.parameters:
         raise damaged(
@@ -78,7 +78,7 @@ def _source(
 
 
 def registration(source: PackingSource, origin: Origin, default_packing: str = IN_BLOCKS) -> Header:
-    """Return the header of a registration: a packed file with a model's texts and the places of its weights."""
+    """Return the header of a registration: a packed file with a model's texts, but only the places of its weights."""
     numbers = {file: number for number, file in enumerate(source.checkpoint.weight_files)}
     names = weight_map(source.sizes)  # without a head that repeats the embedding
     blocks = {name: tuple(_part(part, numbers) for part in source.made_of[name]) for name in names}
@@ -96,7 +96,7 @@ def _part(tensor: StoredTensor, numbers: Mapping[Path, int]) -> BlockPart:
 
 
 def files_of(packed: PackedFile) -> list[Path]:
-    """Return the GGUF files that a packed file refers to. Raises NotHere for a missing or changed GGUF file."""
+    """Return the GGUF files with a registered model's weights. Raises NotHere if one is missing or has changed."""
     header = packed.header
     marks = {Path(name): mark for name, (_, mark) in header.origin.files.items()}
     changed = packed.missing or next((file for file, mark in marks.items() if file_fingerprint(file) != mark), None)
@@ -106,9 +106,9 @@ def files_of(packed: PackedFile) -> list[Path]:
 
 
 def registered_source(header: Header, texts: Mapping[str, bytes], files: Sequence[Path]) -> PackingSource:
-    """Return a registered model as the packer reads it, without reading weights.
+    """Return a registered model as input for packing, without reading its weights.
 
-    Raises LocalspecError for a bad header.
+    Raises LocalspecError if the header does not fit the model.
     """
     model = header.origin.name
     try:
@@ -131,7 +131,7 @@ def registered_source(header: Header, texts: Mapping[str, bytes], files: Sequenc
 
 
 def _tensor(part: BlockPart, files: Sequence[Path]) -> GgufTensor:
-    """Return the GGUF tensor that `part` locates in `files`. Raises ValueError if its bytes do not fit its shape."""
+    """Return the GGUF tensor at the place `part`. Raises ValueError if its bytes do not fit its shape."""
     block, rows = _TYPES[part.type], part.shape[0]
     whole_blocks = part.shape[-1] % block.weights == 0 and (len(part.shape) == 2 or block.weights == 1)
     whole_heads = not part.head_rows or (rows % part.head_rows == 0 and part.head_rows % 2 == 0)
@@ -147,7 +147,7 @@ def _tensor(part: BlockPart, files: Sequence[Path]) -> GgufTensor:
 
 
 def registered_ahead(path: Path, sizes: TransformerConfig) -> dict[str, list[GgufTensor]]:
-    """Return the tensors of the MTP layer of a registered model of these sizes.
+    """Return the tensors of a registered model's MTP layer (multi-token prediction). `sizes` are the model's.
 
     Raises NotHere if the model has no MTP layer or a file is missing, and LocalspecError for an impossible layer.
     """
@@ -170,7 +170,7 @@ def registered_ahead(path: Path, sizes: TransformerConfig) -> dict[str, list[Ggu
 
 
 def gguf_recipe(source: PackingSource, packing: str, drafts: bool = False) -> Recipe:
-    """Return how to pack each tensor of a model in GGUF files; with `drafts`, for use as a draft model.
+    """Return how to pack each tensor of a GGUF model. With `drafts`, it is to be used as a draft model.
 
     In int8, matrices in Q8_0 keep their groups of 32 inputs, so that their weights stay exactly the same.
     """

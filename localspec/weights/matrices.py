@@ -1,4 +1,4 @@
-"""Matrices as the compiled library reads them: in panels of rows (int8), in blocks of GGUF, or stacks of these."""
+"""Matrices in the memory layouts of the compiled library: in panels of rows, in GGUF blocks, or stacked."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,9 +31,9 @@ _ALIGNMENT = 64  # bytes
 
 @dataclass(frozen=True)
 class PackedMatrix:
-    """A weight [out, inputs] and its packed bytes, in a mapped file or in separate memory.
+    """A weight matrix [out, inputs] in the layout of the compiled library, with 32 rows stored together as a panel.
 
-    `format` is fp32, bf16 or int8. `group` is the number of inputs that share a scale, 0 without scales.
+    `format` is fp32, bf16 or int8. `group` is the number of inputs that share a scale, or 0 without scales.
     """
 
     data: npt.NDArray[np.uint8]
@@ -50,10 +50,10 @@ class PackedMatrix:
         group: int = 0,
         interleave: bool = False,
     ) -> "PackedMatrix":
-        """Pack weights [out, inputs] in fp32, fp16, or bf16 as uint16. With `interleave` they are gate rows, then up
-        rows.
+        """Pack weights [out, inputs], given as fp32, fp16, or bf16 bits in uint16.
 
-        Raises LocalspecError for an impossible format.
+        With `interleave` their upper half are gate rows, their lower half up rows, and panels have both. Raises
+        LocalspecError for an impossible format.
         """
         weights = np.ascontiguousarray(weights)
         out, inputs = weights.shape
@@ -65,13 +65,13 @@ class PackedMatrix:
 
     @classmethod
     def empty(cls, out: int, inputs: int, format: str, group: int = 0) -> "PackedMatrix":  # noqa: A002
-        """Return a matrix in new memory without content. Raises LocalspecError for an impossible format."""
+        """Return a matrix in new, uninitialised memory. Raises LocalspecError for an impossible format."""
         if not (size := library().ls_packed_bytes(out, inputs, FORMATS[format], group)):
             raise LocalspecError(f"A matrix of {out} by {inputs} in {format} cannot be packed in groups of {group}.")
         return cls(room(size), out, inputs, format, group)
 
     def struct(self, bias: npt.NDArray[np.float32] | None = None) -> Matrix:
-        """Return the C structure for the library. Keep this object and the bias alive while the library uses it."""
+        """Return the matrix as a C structure. Keep this object and `bias` alive as long as the library uses it."""
         return Matrix(address(self.data), address(bias), self.out, self.inputs, FORMATS[self.format], self.group)
 
     @property
@@ -80,13 +80,13 @@ class PackedMatrix:
         return self.data.nbytes
 
     def unpack(self, interleave: bool = False) -> npt.NDArray[np.float32]:
-        """Return the numbers that the library computes with, [out, inputs]."""
+        """Return the weights [out, inputs] as the library computes with them."""
         weights = np.empty((self.out, self.inputs), np.float32)
         check(library().ls_unpack(self.struct(), interleave, address(weights)))
         return weights
 
     def rows(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Return the numbers of some output channels, [n, inputs]. The matrix must not be interleaved."""
+        """Return the weights [n, inputs] of some rows. The matrix must not be interleaved."""
         return matrix_rows(self.struct(), ids)
 
 
@@ -99,7 +99,7 @@ def matrix_rows(matrix: Matrix, ids: Sequence[int]) -> npt.NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class BlockMatrix:
-    """A weight [out, inputs] in blocks of a `type` of BLOCK_TYPES, with the same values as in the GGUF file."""
+    """A weight matrix [out, inputs] in quantized blocks of one type, with the same values as in a GGUF file."""
 
     data: npt.NDArray[np.uint8]
     out: int
@@ -108,23 +108,24 @@ class BlockMatrix:
 
     @classmethod
     def pack(cls, rows: npt.NDArray[np.uint8], inputs: int, type: str, head_rows: int = 0) -> "BlockMatrix":  # noqa: A002
-        """Pack rows [out, bytes] of a file into new memory. Raises the errors of `empty` and `fill`."""
+        """Copy rows [out, bytes] of a GGUF file into a new matrix. Raises the errors of `empty` and `fill`."""
         packed = cls.empty(len(rows), inputs, type)
         packed.fill(rows, head_rows=head_rows)
         return packed
 
     @classmethod
     def empty(cls, out: int, inputs: int, type: str) -> "BlockMatrix":  # noqa: A002
-        """Return a matrix in new memory without content. Raises LocalspecError for impossible sizes."""
+        """Return a matrix in new, uninitialised memory. Raises LocalspecError for impossible sizes."""
         return cls(room(packed_bytes(out, inputs, type)), out, inputs, type)
 
     @property
     def panels(self) -> int:
-        """The number of panels of 16 rows. The last panel may have fewer rows."""
+        """The number of panels, which store 16 rows together. The last panel may have fewer."""
         return -(-self.out // BLOCK_PANEL)
 
     def fill(self, rows: npt.NDArray[np.uint8], first: int = 0, end: int | None = None, head_rows: int = 0) -> None:
-        """Fill panels [first, end) from the rows [out, bytes] of a file. Several threads may fill different panels.
+        """Fill panels [first, end) from the rows [out, bytes] of a GGUF file. Several threads may fill different
+        panels.
 
         `head_rows` is an attention head's number of rows if the file stores rows i and i + head_rows / 2 of a head next
         to each other, else 0. Raises LocalspecError for a scale that is NaN or inf, and for rows of another size.
@@ -135,11 +136,11 @@ class BlockMatrix:
     def fill_rounded(
         self, weights: npt.NDArray[Any], importance: npt.NDArray[np.float32] | None = None, source: str = ""
     ) -> None:
-        """Fill the matrix with weights [out, inputs] in fp32, fp16, or bf16 as uint16, rounded to the matrix's type.
+        """Round weights [out, inputs] to this matrix's block type, and fill the matrix with them.
 
-        `source` names the format if the array's type does not, as for fp16 given as uint16. Rounding minimises squared
-        errors, weighted by `importance` [inputs]. Raises LocalspecError for a weight that is NaN or inf, and for a type
-        without rounding.
+        The weights are fp32, fp16, or bf16 as uint16; `source` names the format if the array's type does not, as for
+        fp16 in uint16. Rounding minimises squared errors, weighted by `importance` [inputs]. Raises LocalspecError for
+        a weight that is NaN or inf, and for a block type that localspec cannot round to.
         """
         assert weights.shape == (self.out, self.inputs)
         packing = Packing(
@@ -155,19 +156,19 @@ class BlockMatrix:
         check(library().ls_blocks_round(packing, BLOCK_TYPES[self.type], address(self.data), 0, self.panels))
 
     def numbers(self) -> npt.NDArray[np.float32]:
-        """Return the weights as numbers, [out, inputs]."""
+        """Return the weights [out, inputs] as fp32."""
         return BlockStack((self,)).rows(range(self.out))
 
 
 @dataclass(frozen=True)
 class BlockStack:
-    """A weight in blocks, made of parts whose rows follow each other. Parts may differ in type, but not in inputs."""
+    """A weight matrix in blocks, made of parts whose rows follow each other. Parts may differ in block type."""
 
     parts: tuple[BlockMatrix, ...]
 
     @property
     def out(self) -> int:
-        """The number of rows of all parts."""
+        """The number of rows of all parts together."""
         return sum(part.out for part in self.parts)
 
     @property
@@ -181,7 +182,7 @@ class BlockStack:
         return sum(part.data.nbytes for part in self.parts)
 
     def struct(self, bias: npt.NDArray[np.float32] | None = None) -> Matrix:
-        """Return the C structure for the library. Keep this object and the bias alive while the library uses it.
+        """Return the matrix as a C structure. Keep this object and `bias` alive as long as the library uses it.
 
         Raises LocalspecError for too many parts, and for parts that differ in their inputs.
         """
@@ -199,7 +200,7 @@ class BlockStack:
 
 
 def room(count: int) -> npt.NDArray[np.uint8]:
-    """Return new memory for a matrix, aligned, and in large pages if possible."""
+    """Return new memory for a matrix, suitably aligned, and in large pages if possible."""
     spare = np.empty(count + _ALIGNMENT, np.uint8)  # numpy asks for large pages for large allocations
     return spare[-spare.ctypes.data % _ALIGNMENT :][:count]
 

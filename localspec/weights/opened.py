@@ -1,4 +1,4 @@
-"""Writes packed models, and maps them or holds them in memory for the compiled library."""
+"""Writes packed models to files, and opens them for the compiled library, memory-mapped or in memory."""
 
 import hashlib
 import mmap
@@ -29,7 +29,7 @@ Fill = Callable[[str, Section, int, memoryview], None]  # name, section, first b
 
 
 def write(file: Path, header: Header, fill: Fill, threads: int, progress: Progress) -> None:
-    """Write a packed file, either completely or not at all: under another name, flushed to disk, then renamed.
+    """Write a packed file, either completely or not at all: under a temporary name, flushed to disk, then renamed.
 
     Only one process may write it. Several threads call `fill`, once for each piece. Raises OSError, and CannotRead if
     the file cannot be read back.
@@ -71,8 +71,11 @@ def write(file: Path, header: Header, fill: Fill, threads: int, progress: Progre
 def _each_piece(
     header: Header, put: Callable[[str, Section, int, int], bytes], threads: int, progress: Progress
 ) -> dict[str, str]:
-    """Call `put` to store each piece of a file; `put` returns the piece's digest. Return the digests of the
-    sections."""
+    """Call `put` in threads to store each piece of each section (a tensor or a text). Return the digests of the
+    sections.
+
+    `put` returns the digest of a piece.
+    """
     done, lock = 0, threading.Lock()
 
     def work(name: str, section: Section, first: int, end: int) -> bytes:
@@ -100,7 +103,7 @@ def _each_piece(
 
 
 def _flush_directory(directory: Path) -> None:
-    """Flush the new name of a file to disk. Windows does so automatically."""
+    """Flush a directory to disk, so that a renamed file keeps its new name. Windows does so by itself."""
     if os.name == "posix":
         handle = os.open(directory, os.O_RDONLY)
         try:
@@ -111,7 +114,7 @@ def _flush_directory(directory: Path) -> None:
 
 @dataclass(frozen=True)
 class PackedModel:
-    """A model in any packing, ready for computing, in a mapped file or in memory."""
+    """A packed model that is ready for computing, in a memory-mapped file or in memory."""
 
     header: Header
     content: mmap.mmap | npt.NDArray[np.uint8]
@@ -121,7 +124,7 @@ class PackedModel:
 
     @classmethod
     def open(cls, file: Path) -> "PackedModel":
-        """Map a packed file; processes that map it share its memory. Raises the errors of `packed_file.read`."""
+        """Memory-map a packed file, so that several processes can share it. Raises the errors of `packed_file.read`."""
         packed = read(file)
         with file.open("rb") as stream:
             content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
@@ -142,7 +145,7 @@ class PackedModel:
 
     @cached_property
     def config(self) -> ModelConfig:
-        """The configuration. Raises LocalspecError if the model's config.json cannot be used."""
+        """The model's configuration. Raises LocalspecError if its config.json cannot be used."""
         try:
             return ModelConfig.of(parse_json(self.texts["config.json"]))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -150,7 +153,7 @@ class PackedModel:
 
     @cached_property
     def sizes(self) -> TransformerConfig:
-        """The sizes, always with a separate head: a tied model has its embedding as the head.
+        """The model's sizes, always with a separate head. In a tied model, the head is the embedding.
 
         Raises LocalspecError for a config.json that cannot be used, or that does not fit the weights.
         """
@@ -175,7 +178,7 @@ class PackedModel:
 
     @cached_property
     def _parts(self) -> dict[str, list[tuple[str, Tensor]]]:
-        """The sections of each parameter: (name of the section, form). Only a matrix in blocks may have several."""
+        """The stored sections of each parameter, as (name, form). Only a matrix in blocks can have several."""
         parts: dict[str, list[tuple[str, Tensor]]] = {}
         for name, section in self.header.tensors.items():
             assert section.tensor is not None
@@ -185,10 +188,10 @@ class PackedModel:
 
     @cached_property
     def tensors(self) -> dict[str, PackedMatrix | BlockStack | npt.NDArray[Any]]:
-        """The weights by the names of `weight_map`, without copies: matrices, and arrays of everything that is not
+        """The weights by parameter name, without copying: packed matrices, and arrays for parameters that are not
         packed.
 
-        bf16 numbers are uint16. If the file has only a head, the embedding is the same object.
+        bf16 numbers are in uint16 arrays. In a model with a tied head, the embedding is the same object as the head.
         """
         tensors = {name: self._tensor(name, parts) for name, parts in self._parts.items()}
         if "embed_tokens" not in tensors and "lm_head.weight" in tensors:
@@ -221,7 +224,7 @@ class PackedModel:
 
     @cached_property
     def texts(self) -> dict[str, bytes]:
-        """The model's own text files by name, compared with their digests. Raises DamagedFile."""
+        """The model's text files by name. Raises DamagedFile if one does not match its digest."""
         origin = self.header.origin.name
         return {
             name: undamaged(bytes(self.view(name)), section, f"{name} in the packed file of {origin}")
@@ -230,8 +233,7 @@ class PackedModel:
 
 
 def _fits(parts: list[tuple[str, Tensor]], name: str, out: int, inputs: int | None) -> bool:
-    """Return whether the sections of a parameter have the sizes and formats that the library expects. The library does
-    not check them."""
+    """Return whether a parameter's sections have the sizes and formats that the library expects, but does not check."""
     if not parts:
         return False
     tensor = parts[0][1]

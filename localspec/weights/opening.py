@@ -1,4 +1,4 @@
-"""Opens a model in a packing: finds its packed form on this machine, or makes it."""
+"""Opens a model in a packing (a form of weights such as int8): finds its packed file on this machine, or makes it."""
 
 import errno
 import hashlib
@@ -75,7 +75,7 @@ def load(
     paths: Paths | None = None,
     drafts: bool = False,
 ) -> PackedModel:
-    """Return a model in int8, int4, bf16 or fp32; `path` is its directory, or one of its packed files.
+    """Return a model in int8, int4, bf16 or fp32. `path` is its directory, or one of its packed files.
 
     A registered model can also be opened in the blocks of its GGUF files, or with `drafts` in coarser blocks. A packed
     file is made if it is missing or damaged; only `verify` notices damaged weights. If no file can be written, the
@@ -96,14 +96,14 @@ def load(
 
 
 def _opened(file: Path) -> PackedModel:
-    """Map a packed file. Raises DamagedFile if its texts are damaged."""
+    """Memory-map a packed file. Raises DamagedFile if a text in it is damaged."""
     model = PackedModel.open(file)
     model.texts  # noqa: B018 -- reading compares them with their digests
     return model
 
 
 def _opened_or_again(get_file: Callable[[], Path], reporter: Reporter) -> PackedModel:
-    """Map the packed file that `get_file` returns. If its texts are damaged, delete it and call `get_file` again."""
+    """Map the packed file that `get_file` returns. If a text in it is damaged, delete the file, and try once more."""
     file = get_file()
     try:
         return _opened(file)
@@ -116,7 +116,7 @@ def _opened_or_again(get_file: Callable[[], Path], reporter: Reporter) -> Packed
 def _without_originals(
     path: Path, packing: str, threads: int, reporter: Reporter, paths: Paths, drafts: bool
 ) -> PackedModel:
-    """Open a model without a directory of original weights: a registered model, or one with only packed files.
+    """Open a model that has no directory of original weights: only GGUF files, or only packed files.
 
     Raises NotHere if the packing is not on this machine and cannot be made.
     """
@@ -155,7 +155,7 @@ def _without_originals(
 
 
 def _registration(path: Path) -> PackedFile | None:
-    """Return the packed file that refers to the GGUF files of a model; None if it is not read from GGUF files."""
+    """Return the packed file that says where a model's GGUF files are; None for a model not read from GGUF files."""
     return next((packed for packed in map(read, {path, *forms(path).values()}) if packed.header.registered), None)
 
 
@@ -165,9 +165,9 @@ def _source(registered: PackedFile) -> PackingSource:
 
 
 def source_of(path: Path) -> PackingSource:
-    """Return the source of a model's original weights: its directory, or its GGUF files. Only headers are read.
+    """Return a model's original weights as input for packing: its directory, or its GGUF files. Only headers are read.
 
-    If only packed files are on this machine, the source has no tensors. Raises the errors of `PackingSource.open` and
+    If only packed files are on this machine, the result has no tensors. Raises the errors of `PackingSource.open` and
     `registered_source`.
     """
     if not is_packed(path):
@@ -185,7 +185,10 @@ def source_of(path: Path) -> PackingSource:
 
 
 def register(header: Header, texts: Mapping[str, bytes], reporter: Reporter, paths: Paths) -> Path:
-    """Return the packed file that refers to a model's GGUF files; write it if missing. Raises the errors of `once`."""
+    """Return a model's registration, a packed file that says where its GGUF files are. Write it if it is missing.
+
+    Raises the errors of `once`.
+    """
 
     def fill(name: str, section: Section, first: int, into: memoryview) -> None:
         into[:] = texts[name][first : first + len(into)]
@@ -214,8 +217,8 @@ def pack_gguf(
     paths: Paths,
     others: Sequence[Path] = (),
 ) -> Path:
-    """Return the packed file of a model in int8, int4 or blocks, or a usable file in `others`. Make the model's own
-    file if none is usable.
+    """Return the packed file of a GGUF model in int8, int4 or blocks, or else a usable file in `others`. If there is
+    none, make it.
 
     A file in blocks is not usable if this version of localspec would choose other types of blocks. Raises the errors of
     `once`, and LocalspecError if the GGUF files change meanwhile.
@@ -241,7 +244,7 @@ def _tensors(header: Header) -> dict[str, Tensor | None]:
 
 
 class CannotWrite(LocalspecError):
-    """An error: the cache directory cannot be written, or a file in it cannot be read back."""
+    """An error: a packed file cannot be written into its directory, or cannot be read back."""
 
 
 def make(
@@ -256,9 +259,10 @@ def make(
 ) -> Path:
     """Return a model's packed file. Make it if it is missing or damaged.
 
-    If `origin` names a commit, only a file of that commit is used, since another commit with the same weights may have
-    other texts. One process makes the file, others wait. With `only_copy` it is made in the data directory, not the
-    cache. Raises CannotWrite, DoesNotFit if the disk has no room, and LocalspecError for a model that cannot be packed.
+    If `origin` names a commit, only a file of that commit is used, since another commit may have other texts. If
+    several processes need the file, only one makes it. It is made in the cache, or with `only_copy` in the data
+    directory. Raises CannotWrite, DoesNotFit if the disk has no room, and LocalspecError for a model that cannot be
+    packed.
     """
 
     paths, initial = paths or Paths(home()), stamps(weight_files(path))
@@ -285,7 +289,7 @@ def make(
 
 
 def with_files(origin: Origin, path: Path, paths: Paths, reporter: Reporter | None = None) -> Origin:
-    """Return `origin` with the list of a directory's weight files. Names of packed files contain a digest of the list.
+    """Return `origin` with a list of the weight files in a directory. The name of a packed file depends on this list.
 
     If a packed file has the same weights, perhaps from another directory, the list is copied from its header.
     """
@@ -303,8 +307,8 @@ def once(
     reporter: Reporter,
     serves: Callable[[Header], bool] = lambda header: True,
 ) -> Path:
-    """Return the first file out of `candidates` that can be read and for whose header `serves` returns true. Otherwise
-    make `candidates[0]`.
+    """Return the first of the files in `candidates` that is readable and for whose header `serves` returns true. If
+    there is none, make the first one.
 
     Only one process makes the file; others wait. A notice says why a file is made again. Raises CannotWrite,
     DoesNotFit, and the errors of `make_it`.
@@ -350,7 +354,7 @@ def _first_usable(candidates: Sequence[Path], reporter: Reporter, serves: Callab
 
 
 def write_with_room(file: Path, header: Header, fill: Fill, threads: int, progress: Progress) -> None:
-    """Write a packed file. Raises OSError. Raises DoesNotFit before writing if the disk has no room."""
+    """Write a packed file. Raises OSError, or if the disk has no room, DoesNotFit before anything is written."""
     partial_of(file).unlink(missing_ok=True)  # left by a killed process; its bytes count as free
     needed, free = len(header.encoded()) + header.section_bytes, shutil.disk_usage(file.parent).free
     if needed > free:
@@ -372,8 +376,8 @@ def _in_memory(
 ) -> PackedModel:
     """Pack a model into memory. Raises DoesNotFit, and LocalspecError if the model's files change meanwhile.
 
-    `no_file` is the error that prevented a packed file, if any. It is raised if memory is too small for packed weights:
-    a mapped file might have fitted.
+    `no_file` is the error because of which there is no packed file. It is raised if the weights do not fit into memory,
+    since a memory-mapped file might have fitted.
     """
     packing, header, files = recipe.packing, source.header(origin, recipe), source.checkpoint.weight_files
     if no_file and header.section_bytes > usable(free_memory(), total_memory()):
@@ -397,7 +401,7 @@ def _in_memory(
 
 
 def report_packing(name: str, packing: str, reporter: Reporter) -> Progress:
-    """Report that a model is being packed. Return a function that reports progress."""
+    """Report that a model is being packed. Return a function to call with the progress."""
     task = f"packing {name} in {packing}, once"
     if packing == BLOCKS:
         task = f"writing the weights of {name} to a file, once"
@@ -406,7 +410,7 @@ def report_packing(name: str, packing: str, reporter: Reporter) -> Progress:
 
 
 def _shown(task: str, reporter: Reporter) -> Progress:
-    """Return a function that reports progress as `task` with a percentage, at most once in PAUSE seconds."""
+    """Return a function that reports progress in percent, with the words `task`, at most once in PAUSE seconds."""
     last = monotonic()
 
     def show(done: int, total: int) -> None:

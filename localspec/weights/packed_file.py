@@ -1,9 +1,9 @@
-"""A packed model: one file with the weights as the CPU engine reads them, its configuration and its tokenizer.
+"""A packed file: one file with a model's weights as the CPU engine reads them, its configuration and its tokenizer.
 
     magic, 8 bytes │ length of the header, 8 bytes │ sha256 of the header, 32 bytes │ header, JSON │ sections ...
 
-A model that is read from its GGUF files has such a file without tensors: its registration. The header has the places of
-the weights in the GGUF files. If some types have no kernels, a second file has all weights in blocks.
+A model in GGUF files has a packed file without tensors, its registration. Its header says where the weights are in the
+GGUF files. If the model has experts, or block types without kernels, a second packed file has all weights in blocks.
 
 Sections are tensors and texts. Each begins at a multiple of 4096 bytes after the start of the first section. A section
 is written and read back in pieces. Its digest is the SHA-256 of the SHA-256 digests of its pieces, one after another.
@@ -57,11 +57,11 @@ Progress = Callable[[int, int], None]  # bytes done, and bytes in all
 
 
 class DamagedFile(LocalspecError):
-    """An error: a packed file differs from what was written."""
+    """An error: a packed file differs from what localspec wrote."""
 
 
 class CannotRead(LocalspecError):
-    """An error: the system does not let a packed file be read."""
+    """An error: the operating system does not let localspec read a packed file."""
 
 
 class UnreadableFormat(LocalspecError):
@@ -70,10 +70,10 @@ class UnreadableFormat(LocalspecError):
 
 @dataclass(frozen=True)
 class Tensor:
-    """The form in which a weight [out, inputs] is stored: packed in panels of 32 output channels, or row by row.
+    """The form in which a weight [out, inputs] is stored: in panels of 32 rows, row by row, or in quantized blocks.
 
-    `group` is the number of inputs that share a scale, 0 without scales. A vector is one row. A matrix in blocks has a
-    Tensor for each part: some rows, in panels of 16. `format` is then the type of the blocks.
+    `group` is the number of inputs that share a scale, or 0 without scales. A vector is one row. A matrix in blocks has
+    a Tensor for each part of its rows, in panels of 16 rows; `format` is then the type of the blocks.
     """
 
     layout: Literal["panels", "rows", "blocks"]
@@ -84,7 +84,7 @@ class Tensor:
 
     @property
     def panel_bytes(self) -> int:
-        """Bytes of a panel, or of a row."""
+        """The bytes of a panel, or of a row if there are no panels."""
         if self.layout == "rows":
             return self.inputs * _ITEM_BITS[self.format] // 8
         if self.layout == BLOCKS:
@@ -97,7 +97,7 @@ class Tensor:
 
     @property
     def panels(self) -> int:
-        """The number of panels, or of rows."""
+        """The number of panels, or of rows if there are no panels."""
         return self.out if self.layout == "rows" else -(-self.out // (BLOCK_PANEL if self.layout == BLOCKS else PANEL))
 
     @property
@@ -107,7 +107,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Section:
-    """A tensor or a text of a file; `offset` counts from the first section."""
+    """A part of a packed file, a tensor or a text. `offset` counts from the start of the first section."""
 
     offset: int
     bytes: int
@@ -117,18 +117,18 @@ class Section:
 
     @property
     def pieces(self) -> list[tuple[int, int]]:
-        """Return [start, end) of each piece, in bytes of this section."""
+        """Return the pieces in which this section is read and written, as [start, end) in bytes of the section."""
         return [(start, min(start + self.piece, self.bytes)) for start in range(0, self.bytes, self.piece)]
 
 
 @dataclass(frozen=True)
 class BlockPart:
-    """The place of some rows of a parameter in a GGUF file.
+    """The place of some rows of a parameter in a GGUF file, and how they are stored there.
 
-    `file` is an index of the origin's files, and `type` is the name of a GGUF type. A vector has one size. If
-    `head_rows` is not 0, it is the number of rows of an attention head, whose rows i and i + head_rows / 2 are stored
-    next to each other. If `change` is set ("plus one" or "-exp"), it was applied to each number of a vector before it
-    was stored. If `every` is not 0, the file has `every` rows of this part, then `every` rows of another, and so on.
+    `file` is an index into the origin's files, and `type` the name of a GGUF type. A vector has one size. `head_rows`,
+    if not 0, is the number of rows of an attention head: its rows i and i + head_rows / 2 are stored next to each
+    other. `change` ("plus one" or "-exp") is what was done to each number of a vector before it was stored. `every`, if
+    not 0, says that the file alternates: `every` rows of this part, `every` rows of another, and so on.
     """
 
     file: int
@@ -145,10 +145,9 @@ class BlockPart:
 class Origin:
     """The origin of a packed file: the model's name, its revision by `checkpoint.revision`, and its source.
 
-    `repo` and `commit` are empty for a model that was not fetched. `files` are the weight files by name, with the bytes
-    of each and its SHA-256 (64 digits) or fingerprint (40 digits). If the weights are in GGUF files, `files` are the
-    GGUF files in order, named by absolute paths. `weights` is the fingerprint of the weights, which all packed forms
-    share; files of earlier versions lack this fingerprint.
+    `repo` and `commit` are empty for a model that was not fetched. `files` has the bytes and the SHA-256 (64 digits) or
+    fingerprint (40 digits) of each weight file, by its name. GGUF files are named by absolute paths, in order.
+    `weights` is the fingerprint of the weights, which is the same in all packings. Earlier versions did not write it.
     """
 
     name: str
@@ -164,9 +163,9 @@ class Origin:
 class Header:
     """The header of a packed file.
 
-    If the weights are in GGUF files instead, `blocks` has the places of each parameter's rows, and `ahead` the places
-    for a supported MTP layer (multi-token prediction). `weight_bytes` are then the bytes of the weights in memory, or 0
-    if no engine computes with the blocks. `default_packing` applies if the user requests no other packing.
+    If the weights are in GGUF files instead, `blocks` says where the rows of each parameter are, and `ahead` those of a
+    supported MTP layer (multi-token prediction). `weight_bytes` are then the bytes of the weights in memory, or 0 if no
+    engine computes with the blocks. `default_packing` applies if the user requests no other packing.
     """
 
     origin: Origin
@@ -185,8 +184,8 @@ class Header:
     def plan(
         cls, origin: Origin, packing: str, parameters: int, tensors: Mapping[str, Tensor], texts: Mapping[str, int]
     ) -> "Header":
-        """Lay out the sections. `texts` has the length of each text in bytes. The digests are zeros until the file is
-        written."""
+        """Return a header with the places of all sections. `texts` has each text's length in bytes. Digests are
+        zeros."""
         offset, placed = 0, {}
         for name, tensor in [*tensors.items(), *((name, None) for name in texts)]:
             size = texts[name] if tensor is None else tensor.bytes
@@ -202,26 +201,26 @@ class Header:
 
     @property
     def section_bytes(self) -> int:
-        """Bytes from the first section to the end of the last."""
+        """The bytes of all sections together, with the gaps between them."""
         return max((section.offset + section.bytes for section in self.sections.values()), default=0)
 
     @property
     def registered(self) -> bool:
-        """Whether the weights are in GGUF files instead of this file."""
+        """Whether this is a registration, which has the weights in GGUF files instead of this file."""
         return self.packing == BLOCKS and not self.tensors
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of the weights in memory in blocks; 0 if that is unknown."""
+        """The bytes that the weights take in memory, in blocks; 0 if that is unknown."""
         return self.weight_bytes or sum(section.bytes for section in self.tensors.values())
 
     @property
     def stored_weights(self) -> int:
-        """The number of stored weights. Unlike in `parameters`, a head that repeats the embedding is counted."""
+        """The number of stored weights. Unlike `parameters`, it includes a head that repeats the embedding."""
         return sum(math.prod(part.shape) for parts in self.blocks.values() for part in parts) or self.parameters
 
     def encoded(self) -> bytes:
-        """Return the bytes of the file before the first section. Their number does not depend on the digests."""
+        """Return the header as the first bytes of the file. Their number does not depend on the digests."""
         content = {_STORED_NAMES.get(name, name): value for name, value in asdict(self).items()}
         content["weights"] = content["origin"].pop("weights")  # earlier versions refuse an origin with this field
         for part in (part for parts in (*content["blocks"].values(), *content["ahead"].values()) for part in parts):
@@ -249,7 +248,7 @@ def block_inputs(type: str) -> int:  # noqa: A002
 
 
 def bits(type: str) -> float:  # noqa: A002
-    """Return the average bits of a weight in blocks of a type, including scales."""
+    """Return the average bits per weight of a block type, including scales."""
     inputs, lines = RECORDS[type]
     return 8 * lines * _LINE / (inputs * BLOCK_PANEL)
 
@@ -268,7 +267,7 @@ def joined(digests: Iterable[bytes]) -> str:
 
 @dataclass(frozen=True)
 class PackedFile:
-    """A packed file whose header and length were checked."""
+    """A packed file after its header and its length were checked."""
 
     path: Path
     header: Header
@@ -276,7 +275,7 @@ class PackedFile:
 
     @property
     def missing(self) -> Path | None:
-        """The first of the referenced GGUF files that is missing or was replaced by another; None if all are unchanged.
+        """The first GGUF file of a registered model that is missing or was replaced; None if all are unchanged.
 
         Samples of a file are compared only if it is newer than this packed file. Loading always compares samples.
         """
@@ -292,11 +291,11 @@ class PackedFile:
 
     @property
     def replaced(self) -> Path | None:
-        """The path in `missing` if there is another file at that path; else None."""
+        """The path `missing`, if there is now another file at that path; else None."""
         return file if (file := self.missing) and file.is_file() else None
 
     def text(self, name: str) -> bytes:
-        """Return the content of one of the model's own text files. Raises KeyError, DamagedFile and CannotRead."""
+        """Return the content of one of the model's text files. Raises KeyError, DamagedFile and CannotRead."""
         section = self.header.texts[name]
         try:
             with self.path.open("rb") as stream:
@@ -306,7 +305,7 @@ class PackedFile:
         return undamaged(content, section, f"{name} in {self.path}")
 
     def verify(self, progress: Progress = lambda done, total: None) -> list[str]:
-        """Read the whole file and compare each section with its digest. Return a clause for each damaged section."""
+        """Read the whole file, and compare each section with its digest. Return words for each damaged section."""
         done, problems = 0, []
         with self.path.open("rb") as stream:
             for name, section in self.header.sections.items():
@@ -345,7 +344,7 @@ def read(file: Path) -> PackedFile:
 
 
 def peek(file: Path) -> tuple[PackedFile, int]:
-    """Return the header of a file and the file's length, which is not checked. Raises the errors of `read`."""
+    """Return the header of a packed file, and the file's length without a check. Raises the errors of `read`."""
     try:
         if not stat.S_ISREG(file.stat().st_mode):  # opening a pipe would wait for a writer
             raise CannotRead(f"{file} is not a regular file, so it cannot be read; move it away.")
@@ -376,7 +375,7 @@ def peek(file: Path) -> tuple[PackedFile, int]:
 
 
 def forms(file: Path) -> dict[str, Path]:
-    """Return for each packing of a model one packed file on this machine: `file`, or another with the same weights."""
+    """Return one packed file for each packing of a model on this machine: `file`, or another with the same weights."""
     files = dict[str, Path]()
     for packed in sorted([peek(file)[0], *map(read, of_same_weights(file))], key=_preference):
         files.setdefault(packed.header.packing, packed.path)
@@ -384,7 +383,7 @@ def forms(file: Path) -> dict[str, Path]:
 
 
 def _preference(packed: PackedFile) -> tuple[bool, bool]:
-    """Return the key that sorts files of a packing: those that refer to GGUF files first, or last if one is missing."""
+    """Return the key by which packed files are sorted: registrations first, but last if a GGUF file is missing."""
     return packed.missing is not None, not packed.header.registered
 
 
@@ -405,7 +404,7 @@ def of_same_weights(file: Path) -> list[Path]:
 
 
 def _same_weights(first: Header, second: Header) -> bool:
-    """Return whether two packed files have the same weights. GGUF files may move, so only their sizes are compared."""
+    """Return whether two packed files have the same weights. If GGUF files have them, their sizes are compared."""
     if first.origin.revision != second.origin.revision:
         return False
     if first.registered or second.registered:
@@ -415,7 +414,7 @@ def _same_weights(first: Header, second: Header) -> bool:
 
 
 def _replaced(file: Path) -> CannotRead:
-    """Return the error for a listed file that is missing, because another process has replaced or deleted it."""
+    """Return the error for a packed file that is gone, because another process has just replaced or deleted it."""
     return CannotRead(f"{file.name} cannot be read: another process has just replaced or deleted it; try again.")
 
 
@@ -425,7 +424,7 @@ def _damaged(file: Path, problem: str) -> DamagedFile:
 
 @lru_cache(maxsize=16)  # a list of models reads the same headers repeatedly
 def _parsed(text: bytes) -> Header:
-    """Return the parsed header. Raises UnreadableFormat, or ValueError and similar errors for an impossible header."""
+    """Return the header parsed from JSON. Raises UnreadableFormat, or ValueError and the like for an invalid header."""
     content: Any = parse_json(text)
     first = 2 if content["packing"] == "int4" else 1  # int4 of format 1 lies in panels that no kernel computes
     for name, supported in (("format", range(first, FORMAT + 1)), ("layout", LAYOUTS)):
@@ -476,7 +475,7 @@ def _parsed(text: bytes) -> Header:
 
 
 def _registered(content: Any, files: list[tuple[int, str]]) -> dict[str, Any]:
-    """Return the fields of a registration. Types and sizes are compared later, when the weights are read."""
+    """Return those header fields that only a registration has. Types and sizes are checked later, with the weights."""
     blocks, ahead = (_block_parts(content.get(key, {}), files) for key in ("blocks", "ahead"))
     if content["answers"] not in (BLOCKS, "int4", *_ITEM_BITS):
         raise ValueError

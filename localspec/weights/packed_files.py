@@ -1,4 +1,4 @@
-"""The packed models on this machine, the models imported from GGUF files, and GGUF files of other programs.
+"""Finds packed models on this machine, models imported from GGUF files, and GGUF files of other programs.
 
 Packed files that can be made again from weights on this machine are in the cache directory. The others are in the data
 directory.
@@ -44,10 +44,10 @@ class Stalled(OSError):
 
 
 def in_all_formats(origin: Origin, packing: str, paths: Paths, *, only_copy: bool = False) -> list[Path]:
-    """Return the possible paths of a packed file, for the file formats of all versions. A new file has the first path.
+    """Return the paths that a packed file can have, in the file formats of all versions. The first is for a new file.
 
-    `only_copy` says that the user may delete the original weights, so the data directory comes first. The name includes
-    a digest of all weight files, because a revision only samples the weights.
+    `only_copy` says that the user may delete the original weights, so the data directory comes first. File names
+    include a digest of all weight files, because a revision only covers samples of the weights.
     """
     weights = hashlib.sha256(json.dumps(sorted(origin.files.items())).encode()).hexdigest()[:16]
     stem = f"{origin.revision}-{packing}-{weights}"
@@ -57,8 +57,7 @@ def in_all_formats(origin: Origin, packing: str, paths: Paths, *, only_copy: boo
 
 
 def packed_for_gpus(paths: Paths) -> list[tuple[str, str, Path]]:
-    """Return the files packed for GPUs, each as (revision of the model, packing and precision such as nf4-bf16,
-    path)."""
+    """Return the files packed for GPUs, as (revision of the model, packing with precision, path), such as nf4-bf16."""
     files = []
     for file in _files(paths.packed, f"*{GPU_SUFFIX}"):
         revision, _, rest = file.stem.partition("-")
@@ -67,10 +66,10 @@ def packed_for_gpus(paths: Paths) -> list[tuple[str, str, Path]]:
 
 
 def former_forms(origin: Origin, packing: str, paths: Paths) -> list[Path]:
-    """Return the packed files that were made from earlier weights in the model's directory.
+    """Return the packed files that were made from earlier weights in a model's directory.
 
-    Return none for a pulled model, or for a name that is not the whole path of the directory: such a name may belong to
-    several directories.
+    The result is empty for a pulled model, and for a name that is not an absolute path, since it may mean several
+    models.
     """
     if origin.repo or not os.path.isabs(origin.name):
         return []
@@ -85,7 +84,7 @@ def former_forms(origin: Origin, packing: str, paths: Paths) -> list[Path]:
 
 
 def ranked(files: Iterable[PackedFile]) -> list[PackedFile]:
-    """Return the packed files of a model, from the oldest to the newest, then the file that refers to its GGUF files.
+    """Return a model's packed files, the oldest first, but at the end the registration, which names its GGUF files.
 
     A file is left out if another process has deleted it since its header was read.
     """
@@ -97,7 +96,7 @@ def ranked(files: Iterable[PackedFile]) -> list[PackedFile]:
 
 
 def files_in_use(paths: Paths, excluding: Collection[Path] = ()) -> dict[str, str]:
-    """Return the real paths of the GGUF files from which models are read, each with the name of such a model.
+    """Return the real paths of GGUF files from which registered models are read, each with the name of such a model.
 
     Models whose packed files are in `excluding` do not count.
     """
@@ -138,7 +137,7 @@ def unreadable(paths: Paths) -> dict[Path, str]:
 def _places(paths: Paths) -> tuple[Path, Path]:
     """Return the cache directory and the data directory of packed files.
 
-    Files move from the cache to the data directory, so the directories are read in this order.
+    The cache comes first, because files move from there to the data directory, and must not be missed meanwhile.
     """
     return paths.packed, paths.imports
 
@@ -146,7 +145,7 @@ def _places(paths: Paths) -> tuple[Path, Path]:
 def damaged_of(name: str, paths: Paths) -> Path | None:
     """Return an unreadable packed file that may belong to the model of this name; None if there is none.
 
-    The readable part of such a file has this name, or no name at all.
+    The readable beginning of the file has this name, or no name at all.
     """
     quoted = json.dumps(name, ensure_ascii=False).encode("utf-8", "surrogatepass")
     for file in unreadable(paths):
@@ -158,9 +157,9 @@ def damaged_of(name: str, paths: Paths) -> Path | None:
 
 
 def packed_of(path: Path, source: str, paths: Paths) -> list[Path]:
-    """Return every packed file of the model in this directory or from its source: readable or not, finished or not.
+    """Return all packed files of the model in directory `path` or from `source`, also unreadable and unfinished ones.
 
-    `source` is org/repo[@revision], or empty; the directory need not exist.
+    `source` is org/repo[@revision], or empty. The directory need not exist.
     """
     files = [packed.path for packed in packed_files(paths) if source and packed.header.origin.repo == source]
     with suppress(LocalspecError):
@@ -170,7 +169,7 @@ def packed_of(path: Path, source: str, paths: Paths) -> list[Path]:
 
 
 def other_source(file: Path, sources: Collection[str]) -> str:
-    """Return the source that a packed file was pulled from, unless it is one of `sources`; else an empty text."""
+    """Return the repository that a packed file was pulled from; empty without one, or if it is one of `sources`."""
     with suppress(LocalspecError):
         repo = read(file).header.origin.repo
         return "" if repo in sources else repo
@@ -179,7 +178,7 @@ def other_source(file: Path, sources: Collection[str]) -> str:
 
 @contextmanager
 def locked(file: Path, reporter: Reporter, task: str) -> Iterator[None]:
-    """Hold the lock of a file. While waiting, report that another process "writes x.packed" (`task`).
+    """Hold the lock of a file during the `with` block. While waiting for another process, report what it does (`task`).
 
     The lock file is deleted when the lock is released. A waiting process then makes a new lock file. Raises Stalled if
     the other process writes nothing for a while, and OSError.
@@ -215,7 +214,7 @@ def partial_of(file: Path) -> Path:
 
 
 def _writer(partial: Path) -> str:
-    """Return 'process 123' for the number 123 in the first line of a file being written, else 'another process'."""
+    """Return who writes a file, for a message: 'process 123' if its first line is 123, otherwise 'another process'."""
     with suppress(OSError), partial.open("rb") as stream:
         if number := re.match(rb"(\d{1,10})\n", stream.read(16)):
             return f"process {number[1].decode()}"
@@ -228,7 +227,7 @@ def lock_of(file: Path) -> Path:
 
 
 def remove_abandoned(*directories: Path) -> int:
-    """Delete unfinished files and locks of killed processes. Return the number of freed bytes."""
+    """Delete unfinished files and lock files that killed processes left. Return the number of freed bytes."""
     from filelock import FileLock, Timeout
 
     freed = 0
@@ -254,7 +253,7 @@ def packed_bytes(paths: Paths) -> int:
 
 
 def _files(directory: Path, pattern: str) -> list[Path]:
-    """Return the files that match a pattern; nothing if the directory cannot be read."""
+    """Return the files in a directory that match a pattern; none if the directory cannot be read."""
     try:
         return [file for file in sorted(directory.glob(pattern)) if file.is_file()]
     except OSError:
@@ -267,7 +266,7 @@ _MOST_PARTS = 1000
 
 
 def is_gguf(path: Path) -> bool:
-    """Return whether a path is a file with a name that ends like a GGUF file's."""
+    """Return whether a path is a file whose name ends in .gguf."""
     return path.suffix.lower() == _SUFFIX and path.is_file()
 
 
@@ -283,7 +282,7 @@ def begins_as_gguf(path: Path) -> bool:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """Return all files NAME-00001-of-00003.gguf, … of a model, given one of them; or only this file."""
+    """Return all files NAME-00001-of-00003.gguf, … of a model, given one of them. For another file, return only it."""
     numbered = _PART.fullmatch(path.name)
     if not numbered or not 1 <= int(numbered[2]) <= int(numbered[3]) <= _MOST_PARTS:
         return [path]
@@ -292,20 +291,19 @@ def parts_of(path: Path) -> list[Path]:
 
 
 def made_from_gguf(files: Collection[str]) -> bool:
-    """Return whether a packed model was made from GGUF files. The files of an imported model are absolute paths."""
+    """Return whether a packed model was made from GGUF files. An imported model's `files` are absolute paths."""
     return bool(files) and all(name.lower().endswith(_SUFFIX) or os.path.isabs(name) for name in files)
 
 
 def imports(paths: Paths) -> dict[str, PackedFile]:
-    """Return the imported models by name. Of several packed files of a model return the file that refers to
-    GGUF files, or else the newest."""
+    """Return each imported model's packed file, by the model's name: the registration, or else the newest."""
     return {packed.header.origin.name: packed for packed in ranked(_imported(paths))}
 
 
 def import_of(path: Path, paths: Paths, progress: Progress = lambda done, total: None) -> PackedFile | None:
-    """Return the model that was imported with the present content of a file, under any path; None if there is none.
+    """Return the model that was imported from a file with the same content, under any path; None if there is none.
 
-    A packed file that refers to GGUF files is preferred. Raises LocalspecError for a file that cannot be read.
+    A registration is preferred to other packed files. Raises LocalspecError for a file that cannot be read.
     """
     files = parts_of(path)
     if not all(file.is_file() for file in files):
@@ -319,10 +317,11 @@ def import_of(path: Path, paths: Paths, progress: Progress = lambda done, total:
 
 
 def new_name(path: Path, digest: str, reserved: Collection[str], paths: Paths, name: str | None = None) -> str:
-    """Return the name of a model that is imported from a file: the name of the file, or `name`.
+    """Return a name for a model that is imported from the file `path`: the name of the file, or `name`.
 
-    If another model has this name, the digest is added. `reserved` are the names of models that were not imported. A
-    file that has changed since its import is another model: a packed file may be the only copy of the former model.
+    If another model has this name, a part of the digest is added. `reserved` are the names of models that were not
+    imported. A file that has changed since its import counts as another model, because a packed file may be the only
+    copy of the earlier one.
     """
     numbered = _PART.fullmatch(path.name)
     stem = numbered[1] if numbered else name or path.stem
@@ -342,7 +341,7 @@ _MANIFEST_BYTES = 2**20
 
 @dataclass(frozen=True)
 class FoundModel:
-    """A model in GGUF. `path` is its file, or the first of its parts. `name` is the model's name in `program`."""
+    """A model in GGUF files of another program, which calls it `name`. `path` is its file, or the first of several."""
 
     path: Path
     name: str
@@ -351,7 +350,7 @@ class FoundModel:
 
 
 def models_of_others() -> list[FoundModel]:
-    """Return the models of LM Studio and Ollama in their usual places, by name."""
+    """Return the models of LM Studio and Ollama that are in the usual folders, sorted by name."""
     home = Path(os.path.expanduser("~"))
     lm_studio = [home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models"]
     ollama = [home / ".ollama" / "models", Path("/usr/share/ollama/.ollama/models")]
@@ -363,10 +362,10 @@ def models_of_others() -> list[FoundModel]:
 
 
 def models_below(folder: Path, program: str = "") -> list[FoundModel]:
-    """Return the models in GGUF in a folder and the folders below it, by name.
+    """Return the models in GGUF files in a folder and below it, sorted by name.
 
-    Projectors of images (`mmproj-…`) are not models and are left out, as are models with missing parts. In Ollama's
-    folder, files are named by digests, and models by manifests.
+    Image projectors (`mmproj-…`), which are not models, and models with missing parts are left out. In Ollama's folder,
+    files are named by digests, and manifests give the models' names.
     """
     models = {model.path: model for model in _ollama(folder, program or "Ollama")}
     for path in _files_below(folder):
@@ -406,7 +405,7 @@ def ollama_name(file: Path) -> str | None:
 
 
 def _ollama(folder: Path, program: str) -> Iterator[FoundModel]:
-    """Yield the models of Ollama's folder: `manifests/HOST/OWNER/NAME/TAG` names files in `blobs/`."""
+    """Yield the models in Ollama's folder, where `manifests/HOST/OWNER/NAME/TAG` names a file in `blobs/`."""
     manifests = folder / "manifests"
     for manifest in sorted(_files_below(manifests)) if manifests.is_dir() else ():
         with suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The recipe of a packing: how each tensor is packed, and the type of each matrix in blocks.
+"""How each tensor of a model is packed, and which block type each matrix gets.
 
 A draft model never changes the text, so its weights may be as coarse as pays, and its head may have only some tokens.
 `docs/drafting.md` has the measured gain.
@@ -15,11 +15,11 @@ MOST_BITS = 5.5  # blocks of a GGUF file with at most this many bits per weight 
 
 @dataclass(frozen=True)
 class Recipe:
-    """The packing of a model's tensors: int8, int4, bf16, fp32 or blocks.
+    """The recipe for packing a model's tensors, in int8, int4, bf16, fp32, or in the blocks of GGUF files.
 
-    In int4, `block_type` chooses the types of blocks. In blocks, matrices keep the types in their file, except for
-    types without kernels, which get stand-ins. A matrix is in int8 if no type's block size divides its width. In int8,
-    `narrow` names the matrices with groups of 32 inputs. With `drafts` blocks are coarser, except in `TABLES`.
+    In int4, `block_type` chooses a block type for each matrix. In blocks, matrices keep the block types of their file,
+    but types without kernels are replaced. A matrix whose width suits no block type is in int8. In int8, the matrices
+    in `narrow` have groups of 32 inputs. With `drafts`, blocks are coarser, except in `TABLES`.
     """
 
     packing: str
@@ -29,11 +29,10 @@ class Recipe:
     def sections(
         self, name: str, parts: Sequence[tuple[int, str | None]], inputs: int | None, layers: int
     ) -> dict[str, Tensor]:
-        """Return how a parameter is packed, by the names of its sections.
+        """Return how a parameter is packed, by the names of the sections in which it is stored.
 
-        `parts` has each part's number of rows and its type of stored blocks (None: the part is not stored in blocks).
-        `inputs` is None for a vector. In blocks each part is a section, named by the parameter, a space and the part's
-        number.
+        `parts` has each part's number of rows, and the block type in which it is stored, or None. `inputs` is None for
+        a vector. In blocks, each part is a section, whose name is the parameter's, a space and the part's number.
         """
         out = sum(rows for rows, _ in parts)
         in_blocks = self.packing == BLOCKS or (self.packing == "int4" and name not in TABLES)
@@ -56,7 +55,7 @@ class Recipe:
         return sections
 
     def tensor(self, name: str, out: int, inputs: int | None) -> Tensor:
-        """Return how a parameter [out, inputs] is packed if it is not in blocks. `inputs` is None for a vector."""
+        """Return how a parameter [out, inputs] is packed if it is not in blocks. For a vector, `inputs` is None."""
         if inputs is None:
             return Tensor("rows", "fp32", 1, out)
         if name.endswith(".conv"):
@@ -74,10 +73,10 @@ NEVER_PACKED = (".conv", "router.weight")  # matrices in fp32 in every packing
 
 
 def read_bytes(header: Header) -> tuple[int, int]:
-    """Return the bytes that each step of a model in blocks reads, without experts, and the bytes of all experts.
+    """Return how many bytes a model in blocks reads in each decode step, without experts, and the bytes of all experts.
 
-    Embeddings do not count, because a step reads only some of their rows, unless the embedding is also the head.
-    `header` belongs to a registration or to a file in blocks.
+    An embedding counts only if it is also the head, because otherwise a step reads only a few of its rows. `header`
+    belongs to a registration or to a packed file in blocks.
     """
     if header.registered:
         sizes = [(name, _bytes_in_blocks(name, parts)) for name, parts in header.blocks.items()]
@@ -101,20 +100,20 @@ _USUAL, _FINER = ("Q4_K", "Q5_0"), ("Q6_K", "Q8_0")
 
 
 def block_type(name: str, part: int, layers: int, inputs: int) -> str | None:
-    """Return the GGUF type of the blocks for a part of the parameter `name`, such as part 2 (values) of qkv_proj.
+    """Return the block type for a part of the parameter `name`, such as part 2 (values) of qkv_proj.
 
-    It is None if the number of `inputs` is not a multiple of any type's block size. The matrices that lose most from
-    rounding have finer blocks, as in llama.cpp's Q4_K_M: the head, and the value and down projections of half of the
-    `layers`. Matrices of additional layer inputs have finer blocks, too, because four bits would save almost nothing.
+    It is None if `inputs` is not a multiple of any type's block size. The matrices that lose most from rounding have
+    finer blocks, as in llama.cpp's Q4_K_M: the head, and the value and down projections in half of the `layers`.
+    Matrices of additional layer inputs have finer blocks, too, because four bits would save almost nothing.
     """
     types = _FINER if _loses_most(name, part, layers) else _USUAL
     return next((kind for kind in types if inputs % block_inputs(kind) == 0), None)
 
 
 def part_rows(name: str, stored: Sequence[int], sizes: TransformerConfig) -> list[int]:
-    """Return the number of rows of each part of the parameter `name`, such as queries, keys and values.
+    """Return the number of rows of each part of a parameter, such as its queries, keys and values.
 
-    Parts may have different types of blocks. `stored` has the rows of each stored tensor, which may have all parts.
+    Parts may have different block types. `stored` has the rows of each stored tensor; a single one may have all parts.
     """
     if name.endswith("gate_up_proj.weight"):
         return [sum(stored) // 2] * 2
@@ -129,7 +128,8 @@ def part_rows(name: str, stored: Sequence[int], sizes: TransformerConfig) -> lis
 
 
 def in_four_bits(linears: Iterable[tuple[str, Sequence[int], int]], layers: int) -> int:
-    """Return how many bytes matrices (name, rows of each part, inputs) take in int4, in a model of `layers` layers."""
+    """Return how many bytes some matrices (name, rows of each part, inputs) take in int4, in a model of `layers`
+    layers."""
     total = 0
     for name, parts, inputs in linears:
         for part, rows in enumerate(parts):
@@ -141,7 +141,7 @@ def in_four_bits(linears: Iterable[tuple[str, Sequence[int], int]], layers: int)
 
 
 def _loses_most(name: str, part: int, layers: int) -> bool:
-    """Return whether rounding a part of a parameter loses most quality, by the rule of llama.cpp's `use_more_bits`."""
+    """Return whether rounding this part of a parameter hurts most, by the rule of llama.cpp's `use_more_bits`."""
     if name == "lm_head.weight" or ".per_layer_" in f".{name}":
         return True
     if not name.endswith("down_proj.weight") and not (name.endswith("qkv_proj.weight") and part == 2):
@@ -159,8 +159,8 @@ _ANY_WIDTH = "Q8_0"  # for rows that are not a whole number of the blocks above
 
 
 def stand_in(name: str, columns: int) -> str | None:
-    """Return the type to which weights of the type `name` are rounded; None if no type divides rows of `columns`
-    weights."""
+    """Return the block type to which the type `name`, which has no kernel, is rounded; None if no type fits the
+    rows."""
     return next((kind for kind in (STAND_INS[name], _ANY_WIDTH) if columns % block_inputs(kind) == 0), None)
 
 
@@ -173,29 +173,28 @@ _MOST_DRAFT_BITS = 5.0  # of a weight whose blocks are not rounded again
 
 
 def head_tokens(vocab_size: int) -> int:
-    """Return the number of tokens for which a draft model computes logits; 0 for all, if fewer tokens would save
-    little."""
+    """Return how many tokens a draft model computes logits for; 0 means all, if fewer would save little."""
     few = FIRST_TOKENS + READ_TOKENS
     return few if vocab_size >= 2 * few else 0
 
 
 def draft_blocks(stored: str) -> str:
-    """Return the type of blocks to which a draft model's layers are rounded: `stored` if that type is small enough."""
+    """Return the block type for a draft model's layers: a smaller one than `stored`, if that has too many bits."""
     return _COARSE if stored in RECORDS and bits(stored) > _MOST_DRAFT_BITS else stored
 
 
 def is_coarser(quantize: str, vocab_size: int, engine: str) -> bool:
-    """Return whether a model has a coarser form as a draft model than as a target."""
+    """Return whether a model's weights are coarser when it is used as a draft model."""
     return engine == "native" and (quantize == BLOCKS or head_tokens(vocab_size) > 0)
 
 
 def as_draft(quantize: str) -> str:
-    """Return the name of a packing in the saved measurements of draft models."""
+    """Return the name under which measurements of a draft model in this packing are saved."""
     return f"{quantize} as a draft model"
 
 
 def draft_bytes(header: Header, vocab_size: int) -> int:
-    """Return how many bytes a registered model's weights take as a draft model; 0 if no engine reads its blocks."""
+    """Return how many bytes a registered model takes in memory as a draft model; 0 if no engine reads its blocks."""
     if not header.weight_bytes:
         return 0
     few, total = head_tokens(vocab_size), 0
@@ -211,6 +210,6 @@ def draft_bytes(header: Header, vocab_size: int) -> int:
 
 
 def draft_in_words(numbers: str, vocab_size: int) -> str:
-    """Return a draft model's precision and the tokens of its head: `4.0 bits per weight, 36,864 of 151,936 tokens`."""
+    """Return words for a draft model's precision and head: `4.0 bits per weight, 36,864 of 151,936 tokens`."""
     few = head_tokens(vocab_size)
     return ", ".join([numbers] * bool(numbers) + [f"{few:,} of {vocab_size:,} tokens"] * bool(few))

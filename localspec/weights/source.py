@@ -1,4 +1,4 @@
-"""A model as the packer reads it: the tensors of each parameter, read and packed a piece at a time."""
+"""A model as input for packing: the tensors of each parameter, which are read and packed a piece at a time."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,7 @@ Importance = Mapping[str, npt.NDArray[np.float32]]  # by parameter: a weight for
 
 @dataclass(frozen=True)
 class PackingSource:
-    """The input of packing: a model's sizes, the tensors to stack for each parameter, and its texts."""
+    """The input for packing a model: its sizes, its texts, and for each parameter the stored tensors to stack."""
 
     checkpoint: Checkpoint
     config: ModelConfig
@@ -53,7 +53,7 @@ class PackingSource:
         return cls(checkpoint, config, sizes, made_of, read_texts(path))
 
     def header(self, origin: Origin, recipe: Recipe) -> Header:
-        """Return the header of a packed file of this model. An embedding that is also the head is stored only once."""
+        """Return the header for a packed file of this model. An embedding that is also the head appears only once."""
         tensors: dict[str, Tensor] = {}
         for name, parts in self.made_of.items():
             if name == "lm_head.weight" and self.head_rows(recipe):
@@ -73,7 +73,7 @@ class PackingSource:
     def head_rows(self, recipe: Recipe) -> RowsOf | None:
         """Return a function that reads rows of the head from the model's file; None if the head is packed.
 
-        A draft model in blocks that computes the logits of only some tokens leaves its head in the file, unpacked.
+        The head stays unpacked in the file for a draft model in blocks that computes the logits of only some tokens.
         """
         if not recipe.drafts or recipe.packing != BLOCKS or self.sizes.tied or not head_tokens(self.sizes.vocab_size):
             return None
@@ -83,8 +83,10 @@ class PackingSource:
         return part_rows(name, [part.shape[0] for part in self.made_of[name]], self.sizes)
 
     def filler(self, importance: Importance) -> Callable[[str, Section, int, memoryview], None]:
-        """Return a function that fills a piece of a section; several threads may call it. `importance` has for each
-        parameter the weights of its inputs in rounding."""
+        """Return a function that packs a piece of a section into given memory. Several threads may call it.
+
+        `importance` has for each parameter how much the error of each input counts in rounding.
+        """
 
         def fill(name: str, section: Section, first: int, into: memoryview) -> None:
             if section.tensor is None:
@@ -114,8 +116,7 @@ def _type(part: StoredTensor) -> str | None:
 
 
 def _fill_rows(parts: list[StoredTensor], tensor: Tensor, first: int, into: memoryview) -> bool:
-    """Fill rows of an embedding or a vector. Vectors may be stacked from several parts. Return whether all numbers
-    are finite."""
+    """Fill rows of an embedding or of a vector, which may be stacked. Return whether all numbers are finite."""
     if len(parts) == 1:
         item = 2 if tensor.format == "bf16" else 4
         if parts[0].dtype == "BF16" and tensor.format == "bf16":
@@ -137,10 +138,10 @@ def _fill_blocks(
     into: memoryview,
     importance: npt.NDArray[np.float32] | None,
 ) -> bool:
-    """Fill a piece of some rows (a part) of a matrix in blocks. Return whether all weights are finite.
+    """Pack a piece of one part (some rows) of a matrix in blocks. Return whether all weights are finite.
 
-    `first` is the first byte of the piece. `above` is the number of the matrix's rows before the part. If one stored
-    tensor has the rows of the part in the same type, its blocks are copied. Otherwise the weights are rounded.
+    `first` is the first byte of the piece, and `above` the number of rows in the matrix before this part. If a stored
+    tensor has the part's rows in the same block type, blocks are copied. Otherwise the weights are rounded.
     """
     row = BLOCK_PANEL * (first // tensor.panel_bytes)
     count = min(tensor.out - row, BLOCK_PANEL * (len(into) // tensor.panel_bytes))
@@ -162,7 +163,7 @@ def _fill_blocks(
 
 
 def _blocks(part: StoredTensor, row: int, count: int) -> npt.NDArray[np.uint8]:
-    """Return rows [count, bytes] of a tensor in the blocks of its file, with the rows of each head in localspec's
+    """Return `count` rows of a tensor from `row` on, as blocks [count, bytes], with each head's rows in localspec's
     order."""
     assert isinstance(part, GgufTensor)
     head, row_bytes = part.head_rows or 1, part.bytes // part.shape[0]
@@ -174,7 +175,7 @@ def _blocks(part: StoredTensor, row: int, count: int) -> npt.NDArray[np.uint8]:
 
 
 def _bf16(numbers: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """Return bf16 numbers as uint16, rounded to the nearest, ties to even. NaN stays NaN."""
+    """Round numbers to bf16, ties to even, and return their bits as uint16. NaN stays NaN."""
     bits = numbers.view(np.uint32)
     rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
     return np.where(np.isnan(numbers), bits >> 16 | 0x40, rounded).astype(np.uint16)
@@ -187,7 +188,7 @@ def fill_panels(
     into: memoryview,
     interleave: bool,
 ) -> None:
-    """Pack the panels of a piece that begins at byte `first`. With `interleave` a panel has 16 gate and 16 up rows."""
+    """Pack the panels of a piece, from its byte `first` on. With `interleave` a panel has 16 gate and 16 up rows."""
     panel, count = first // tensor.panel_bytes, len(into) // tensor.panel_bytes
     if interleave:
         half = tensor.out // 2
@@ -204,7 +205,8 @@ def fill_panels(
 
 
 def is_finite(piece: memoryview, tensor: Tensor) -> bool:
-    """Return whether a piece of a packed tensor has no NaN or inf. Skip bf16 panels, which no packed file has."""
+    """Return whether a piece of a packed tensor has no NaN or inf. Panels in bf16, which no file has, are not
+    checked."""
     if tensor.layout == "rows" and tensor.format == "bf16":
         return bool(((np.frombuffer(piece, np.uint16) & 0x7F80) != 0x7F80).all())
     if tensor.format == "fp32":
@@ -217,7 +219,7 @@ def is_finite(piece: memoryview, tensor: Tensor) -> bool:
 
 
 def _rows(parts: Sequence[StoredTensor], ranges: list[tuple[int, int]], inputs: int) -> tuple[npt.NDArray[Any], str]:
-    """Return the rows in `ranges`, [from, to) each, of stacked tensors, and the format of these rows."""
+    """Return the rows in `ranges` of [from, to) of a stack of tensors, and the format of these rows."""
     same = len({part.dtype for part in parts}) == 1 and parts[0].dtype in _SOURCES
     source = _SOURCES[parts[0].dtype] if same else "fp32"
     rows = np.empty((sum(end - start for start, end in ranges), inputs), np.float32 if source == "fp32" else np.uint16)

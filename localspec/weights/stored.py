@@ -1,4 +1,4 @@
-"""The tensors in a model's safetensors files: their places, and a check of their shapes against config.json."""
+"""Finds the tensors in a model's safetensors files, and compares their shapes with config.json."""
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -60,7 +60,7 @@ class StoredTensor:
 
 
 class LazyTensors(Mapping[str, Any]):
-    """Tensors by name. A tensor is read from its file at every access, and not kept in memory."""
+    """A mapping of tensors by name, which reads a tensor from its file at every access and keeps none in memory."""
 
     def __init__(self, names: Collection[str], read: Callable[[str], Any]) -> None:
         self._names, self._read = names, read
@@ -93,7 +93,7 @@ def stored_tensors(checkpoint: Checkpoint, config: TransformerConfig) -> dict[st
 
 
 def stored_parts(checkpoint: Checkpoint, config: TransformerConfig) -> dict[str, list[StoredTensor]]:
-    """Return the tensors to stack for each of localspec's parameters. Raises the errors of `stored_tensors`."""
+    """Return the stored tensors that form each of localspec's parameters. Raises the errors of `stored_tensors`."""
     stored = stored_tensors(checkpoint, config)
     return {name: [stored[part] for part, _ in parts] for name, parts in weight_map(config).items()}
 
@@ -103,7 +103,7 @@ def find_stored(
     made_of: Mapping[str, Sequence[tuple[str, int]]],
     columns_of: Callable[[str], int | None],
 ) -> dict[str, StoredTensor]:
-    """Return the stored tensors of localspec's parameters, by their names in the files.
+    """Return the stored tensors that form localspec's parameters, by their names in the files.
 
     `made_of` lists each parameter's tensors and their rows. `columns_of` returns the number of columns of a parameter,
     or None for a vector. Raises the errors of `stored_tensors`.
@@ -135,9 +135,9 @@ def find_stored(
 
 
 def stored_sizes(checkpoint: Checkpoint, config: ModelConfig) -> TransformerConfig:
-    """Return the sizes of a model: with a separate head if the files have one, whatever config.json says.
+    """Return the sizes of a model, with a separate head if its files have one.
 
-    The files decide, as in transformers. Raises the errors of `TransformerConfig.of`.
+    As in transformers, the files decide this, and not config.json. Raises the errors of `TransformerConfig.of`.
     """
     sizes = TransformerConfig.of(config)
     return replace(sizes, tied=False) if sizes.tied and _has_separate_head(checkpoint) else sizes
@@ -157,7 +157,7 @@ def _has_separate_head(checkpoint: Checkpoint) -> bool:
 
 
 def _find(checkpoint: Checkpoint, names: frozenset[str]) -> dict[str, StoredTensor]:
-    """Return the tensors with these names in the files. Some may be missing."""
+    """Return those of the named tensors that the model's files have."""
     tensors = {}
     for file in checkpoint.weight_files:
         start = tensor_start(file)
@@ -171,9 +171,9 @@ _OF_EXPERT = re.compile(r"(.*\bexperts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
 def _of_experts(checkpoint: Checkpoint, names: frozenset[str]) -> dict[str, StoredTensor]:
-    """Return tensors of single experts, by `names`, out of stored tensors [experts, rows, columns] of all experts.
+    """Return the tensors `names`, each of a single expert, as parts of stored tensors [experts, rows, columns].
 
-    A stored tensor has the down projections, or for each expert its gate rows and then its up rows.
+    A stored tensor has the down projections of all experts, or for each expert its gate rows and then its up rows.
     """
     matches = {name: match for name in names if (match := _OF_EXPERT.fullmatch(name))}
     stacked = {
@@ -234,7 +234,7 @@ RowsOf = Callable[[Sequence[int]], Floats]  # rows of the whole head, by token
 
 
 def rows_in_file(tensor: StoredTensor) -> RowsOf:
-    """Return a function that reads rows of a tensor in its file."""
+    """Return a function that reads given rows of a tensor from its file."""
     columns = tensor.shape[1]
 
     def rows_of(tokens: Sequence[int]) -> Floats:
