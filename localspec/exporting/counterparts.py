@@ -1,4 +1,4 @@
-"""Drafters in forms that other engines read: heads, or a small model. Some small models draft in parallel."""
+"""Converts drafters to forms that other inference engines read: Medusa heads, EAGLE-3 heads, or small draft models."""
 
 import os
 import shutil
@@ -44,7 +44,7 @@ LICENCES = ("LICENSE*", "NOTICE*")  # copied along with the weights
 
 @dataclass(frozen=True)
 class Counterpart:
-    """A drafter in a form that another engine reads, with a function that writes this form into a directory."""
+    """A drafter in a form that another engine reads. The function `write` writes it into a directory."""
 
     form: Form
     tokens: int  # of a draft; 0: the engine decides
@@ -55,9 +55,9 @@ class Counterpart:
 
 @dataclass(frozen=True)
 class _Model:
-    """The weights of a language model by localspec's names, in the precision of its files.
+    """The weights of a language model, by localspec's names and in the precision of its files.
 
-    Each tensor is read when it is accessed.
+    A tensor is read when it is accessed.
     """
 
     config: ModelConfig
@@ -75,7 +75,7 @@ class _Model:
 
 
 def counterpart(engine: OtherEngine, drafter: str, card: TargetCard, checkpoint: Checkpoint) -> Counterpart:
-    """Return a drafter in a form that another engine reads. Raises UsageMistake if the engine reads no such drafters.
+    """Return a drafter in a form that another engine reads. Raises UsageMistake if the engine has no such form.
 
     `checkpoint` is the target's own files. Raises the errors of `named_drafter`, and LocalspecError for damaged files.
     """
@@ -116,7 +116,7 @@ def _heads(trained: DrafterCard, checkpoint: Checkpoint, target: _Model) -> Coun
 
 
 def _eagle3(engine: OtherEngine, trained: DrafterCard, checkpoint: Checkpoint, target: _Model) -> Counterpart:
-    """Return an EAGLE-3 head trained by localspec. Raises UsageMistake for published heads: they need no export."""
+    """Return an EAGLE-3 head that localspec trained. Raises UsageMistake for published heads, which need no export."""
     options: Eagle3Options = _options(trained, checkpoint)
     if options.config:
         raise UsageMistake(
@@ -152,10 +152,10 @@ def _eagle3(engine: OtherEngine, trained: DrafterCard, checkpoint: Checkpoint, t
 
 
 def _parallelspec(engine: OtherEngine, trained: DrafterCard, checkpoint: Checkpoint, target: _Model) -> Counterpart:
-    """Return the small model that an engine drafts with in place of a drafter of the kind `parallelspec`.
+    """Return the small model that another engine can use in place of a drafter of the kind `parallelspec`.
 
-    A drafter of the form `model` still drafts in parallel. A drafter of the form `medusa` has a mask token for each
-    depth, and engines support only one mask token. So its layers draft token by token. The form `eagle` is refused.
+    The form `model` still drafts several tokens at once. The form `medusa` has a mask token for each depth, but engines
+    support only one, so its layers draft token by token. The form `eagle` is refused.
     """
     options: ParallelSpecOptions = _options(trained, checkpoint)
     if options.form == "eagle":
@@ -200,7 +200,8 @@ def _parallelspec(engine: OtherEngine, trained: DrafterCard, checkpoint: Checkpo
 def _small_model(
     engine: OtherEngine, small: Checkpoint, checkpoint: Checkpoint, target: _Model, parallel: bool
 ) -> Counterpart:
-    """Return the counterpart of a published or trained small model. `parallel`: the model has a mask token."""
+    """Return a published or trained small model in a form that the engine reads. With `parallel` it has a mask
+    token."""
     model, vocab_size, tokens = _Model.of(small), target.sizes.vocab_size, 0
     compare_stored(small.path, model.sizes.vocab_size, checkpoint.path, vocab_size)
     form: Form = "draft model"
@@ -228,8 +229,7 @@ def _small_model(
 
 
 def _parallel(engine: OtherEngine, path: Path, mask: int, vocab_size: int) -> tuple[Form, tuple[str, ...]]:
-    """Return the form in which an engine reads a small model with a mask token, and sentences about the limits of that
-    form."""
+    """Return how an engine can use a small model with a mask token, and sentences for the user about limits of that."""
     if mask >= vocab_size:
         raise UsageMistake(
             f"The mask token {mask} of the small model in {path} is not one of the target's {vocab_size} ids, but "
@@ -248,8 +248,7 @@ def _write_model(
     checkpoint: Checkpoint,
     vocab_size: int,
 ) -> None:
-    """Write a model with the target's tokenizer in place of the model's. Both have the same tokens, but SGLang compares
-    whole vocabularies."""
+    """Write a small model, but with the tokenizer files of its target, because SGLang compares whole vocabularies."""
     write_model(sizes, weights, content, vocab_size, directory)
     Tokenizer.open(checkpoint.path).save(directory)
 
@@ -261,7 +260,7 @@ def _copy_licences(model: Path, directory: Path) -> None:
 
 
 def _options(trained: DrafterCard, checkpoint: Checkpoint) -> Any:
-    """Return the options of a drafter. Raises LocalspecError if the drafter's file does not agree with the options."""
+    """Return the options of a drafter. Raises LocalspecError if its file of tensors does not fit them."""
     class_, file = drafter_class(trained.kind), trained.path / WEIGHTS
     try:
         options = class_.parse_options({**class_.BEFORE, **trained.options})
@@ -273,7 +272,7 @@ def _options(trained: DrafterCard, checkpoint: Checkpoint) -> Any:
 
 
 def _layers(sizes: TransformerConfig, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of config.json about layers that all have the same window."""
+    """Return the entries of config.json for layers that all have the same attention window."""
     count, window = sizes.num_layers, sizes.sliding_windows[0]
     entries: dict[str, Any] = {"num_hidden_layers": count, "sliding_window": window}
     others = {

@@ -1,4 +1,4 @@
-"""The drafters that inference engines read, the commands that serve them, and substitutes for drafters that they lack.
+"""What other inference engines can read: their forms of drafters, the commands to start them, and substitutes.
 
 This follows the sources of vLLM 0.33.0 and SGLang 0.5.23.
 """
@@ -22,7 +22,7 @@ _MISREAD = ("eagle-", "eagle3", "dflash", "dspark")
 
 @dataclass(frozen=True)
 class OtherEngine:
-    """An engine, by the name of its command line. `forms` are the drafters that the engine reads, best first."""
+    """Another inference engine, such as vLLM. `forms` are the forms of drafters that it reads, the best first."""
 
     name: str
     label: str
@@ -37,7 +37,7 @@ ENGINES = {
 
 
 def engine_named(name: str) -> OtherEngine:
-    """Return the engine of this name. Raises UsageMistake for an engine whose layouts are not known."""
+    """Return the engine of this name. Raises UsageMistake for an engine to which localspec cannot export."""
     if name not in ENGINES:
         raise UsageMistake(f"There is no engine {name!r}{nearest(name, ENGINES)}; give one of {', '.join(ENGINES)}.")
     return ENGINES[name]
@@ -46,10 +46,10 @@ def engine_named(name: str) -> OtherEngine:
 def command(
     engine: OtherEngine, form: Form, model: str, revision: str, drafter: Path, tokens: int, parallel: int
 ) -> list[str]:
-    """Return the words of the command that serves a model with its drafter. A draft has this many `tokens`.
+    """Return the command that starts an engine with a model and its drafter, as a list of words.
 
-    The model is named by its repository with a `revision`, or by its directory. `parallel` is the number of GPUs that
-    work together.
+    The model is named by its repository with a `revision`, or by its directory. `tokens` is the number of tokens per
+    draft, and `parallel` the number of GPUs that work together.
     """
     of_revision = ["--revision", revision] if revision else []
     if engine.name == "sglang":
@@ -71,9 +71,9 @@ def command(
 
 
 def check_path(engine: OtherEngine, path: Path, form: Form) -> None:
-    """Raise UsageMistake if an engine would misread the path of a drafter's directory, or a user could not type it.
+    """Raise UsageMistake if an engine would misread a drafter's path, or if a user could not type it.
 
-    `form` is the drafter's form.
+    vLLM takes some words in a path for a kind of drafter. `form` is the drafter's form.
     """
     if one_line(str(path)) != str(path):
         raise UsageMistake(f"{path} has characters in its name that cannot be typed; give another --out.")
@@ -86,9 +86,9 @@ def check_path(engine: OtherEngine, path: Path, form: Form) -> None:
 
 
 def check_heads(heads: int, kv_heads: int, tensor_parallel: int) -> None:
-    """Raise UsageMistake if this many GPUs cannot share the attention heads of a model.
+    """Raise UsageMistake if a model's attention heads cannot be divided evenly among this many GPUs.
 
-    Key heads are copied if there are more GPUs than heads.
+    If there are more GPUs than key heads, each GPU gets a copy of a key head.
     """
     if heads % tensor_parallel or (kv_heads % tensor_parallel and tensor_parallel % kv_heads):
         raise UsageMistake(
@@ -98,8 +98,7 @@ def check_heads(heads: int, kv_heads: int, tensor_parallel: int) -> None:
 
 
 def no_counterpart(engine: OtherEngine, drafter: str) -> UsageMistake:
-    """Return the error for a drafter without a counterpart in an engine. The error names that engine's nearest
-    substitute."""
+    """Return the error for a drafter that cannot be exported to an engine. Its message names the nearest substitute."""
     if drafter == "auto":
         return UsageMistake("auto does not name a drafter to export; name one.")
     if drafter.endswith("+phrases") or "+" in drafter:

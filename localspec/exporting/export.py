@@ -26,7 +26,7 @@ from localspec.weights.stored import read_config
 
 @dataclass(frozen=True)
 class Exported:
-    """A written drafter: its directory, its `bytes`, and the words of the command that serves it."""
+    """The result of an export: the written drafter's directory and `bytes`, and the command that serves it."""
 
     engine: str
     form: Form
@@ -40,11 +40,11 @@ class Exported:
 
 
 def export(engine: str, drafter: str, model: str | None, out: Path, tensor_parallel: int = 1) -> Exported:
-    """Write a drafter to a directory that is new or empty, for `model`, or else for the model that it was trained for.
+    """Write a drafter to a new or empty directory, in a form that another engine reads.
 
-    Raises UsageMistake for a drafter without a counterpart in that engine, and for a directory that is not empty.
-    Raises NotHere and LocalspecError for models and drafters that are missing or damaged, and DoesNotFit if the disk is
-    full.
+    The drafter is written for `model`, or else for the model that it was trained for. Raises UsageMistake if the engine
+    has no form for it, and for a directory that is not empty. Raises NotHere and LocalspecError for models and drafters
+    that are missing or damaged, and DoesNotFit if the disk is full.
     """
     other_engine = engine_named(engine)
     out = Path(os.path.abspath(os.path.expanduser(out)))
@@ -69,7 +69,7 @@ def export(engine: str, drafter: str, model: str | None, out: Path, tensor_paral
 
 
 def _target_of(drafter: str, model: str | None) -> TargetCard:
-    """Return the named model, or else the model for which the drafter in a directory was trained."""
+    """Return the model named `model`, or else the model for which the drafter in a directory was trained."""
     if model is not None:
         return resolve(model)
     path = Path(os.path.expanduser(drafter))
@@ -87,7 +87,7 @@ def _target_of(drafter: str, model: str | None) -> TargetCard:
 
 
 def _served_as(card: TargetCard) -> tuple[str, str]:
-    """Return where an engine finds the target: (a repository, its revision), or (a directory, "")."""
+    """Return how the command names the target: (repository, revision), or (directory, "")."""
     source = card.entry.source if card.entry else None
     if source is not None and not source.gguf and find_snapshot(source, Paths(home())) == card.path:
         return source.repo, "" if source.revision == "main" else source.revision
@@ -96,7 +96,7 @@ def _served_as(card: TargetCard) -> tuple[str, str]:
 
 @contextmanager
 def _whole(out: Path) -> Iterator[Path]:
-    """Yield a directory that replaces `out` after it is completely written, and is removed on failure.
+    """Yield a temporary directory, which is renamed to `out` when it is complete, or removed on failure.
 
     Only its owner can read it, like trained drafters, because their training text may be private.
     """

@@ -1,4 +1,4 @@
-"""Writes Medusa heads, EAGLE-3 heads and small language models as inference engines read them.
+"""Writes Medusa heads, EAGLE-3 heads and small language models in the layouts that inference engines read.
 
 heads   blocks.{head}.layers.{block}.{weight,bias}   lm_heads.{head}.weight, or one lm_head.weight for all heads
 eagle3  midlayer.{…}   fc norm lm_head d2t t2d       SpecForge's names
@@ -26,10 +26,10 @@ Named = tuple[str, torch.Tensor]
 
 
 def write_heads(drafter: Path, options: MedusaOptions, vocabulary: torch.Tensor, directory: Path) -> None:
-    """Write the Medusa heads in a drafter's file; `vocabulary` [vocab_size, hidden_size] is the target's matrix.
+    """Write the Medusa heads from a drafter's file. `vocabulary` [vocab_size, hidden_size] is the target's head matrix.
 
-    The heads get the precision of that matrix. A head with a low-rank change of the matrix gets the changed matrix,
-    because no engine reads changes. Rows outside a draft vocabulary are the target's.
+    The heads get the precision of that matrix. If they only have low-rank changes of it, whole changed matrices are
+    written, because no engine reads changes. Rows outside a draft vocabulary are the target's.
     """
     vocab_size, hidden_size = vocabulary.shape
     shared = not options.private and not options.change_rank
@@ -80,9 +80,9 @@ _MIDLAYER = {
 def write_eagle3(
     drafter: Path, options: Eagle3Options, sizes: TransformerConfig, config: Mapping[str, Any], directory: Path
 ) -> None:
-    """Write the EAGLE-3 head in a drafter's file, in the precision that `config` names.
+    """Write the EAGLE-3 head from a drafter's file, in the precision that `config` names.
 
-    `sizes` are the sizes of its target. The head has no separate embedding.
+    `sizes` are the target's. The head has no separate embedding.
     """
     dtype: torch.dtype = getattr(torch, config["dtype"])
     with safe_open(drafter, framework="pt") as opened:
@@ -115,7 +115,7 @@ def write_model(
     vocab_size: int,
     directory: Path,
 ) -> None:
-    """Write a language model of these sizes. `weights` are by localspec's names, and keep their precision.
+    """Write a language model. `weights` are by localspec's names, and keep their precision.
 
     `config` is its config.json. The model gets as many ids as its target has, because engines require that; missing or
     surplus ids are padding. Tokenizer files are not written.
@@ -135,7 +135,7 @@ def _model(sizes: TransformerConfig, weights: Mapping[str, torch.Tensor], vocab_
 
 
 def _finite(tensors: Iterator[Named]) -> Iterator[Named]:
-    """Yield the tensors. Raises LocalspecError for NaN and inf, on which a server would fail later."""
+    """Yield the tensors. Raises LocalspecError for NaN or inf, which would make a server fail later."""
     for name, tensor in tensors:
         if not tensor.isfinite().all():
             raise LocalspecError(
