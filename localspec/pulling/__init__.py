@@ -1,2 +1,2 @@
-"""Brings a model to this machine: what to fetch for a name, the steps of a pull as events, conversion of published
-heads."""
+"""Downloads models and prepares them for use: what to fetch for a name, the steps of a pull as events, and conversion
+of published drafters."""

@@ -1,4 +1,4 @@
-"""Plans a pull without a network, from the registry's entries, for `localspec pull NAME --dry-run`."""
+"""Plans a pull without the network, from localspec's registry of models, for `localspec pull NAME --dry-run`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from localspec.pulling.pull import AlreadyHere, PullOptions, already_here, measu
 
 @dataclass(frozen=True)
 class Download:
-    """The registry's facts about one repository. `bytes` is the approximate size of the download; None if unknown."""
+    """The registry's facts about a repository. `bytes` is the approximate size of the download; None if unknown."""
 
     source: Source
     publisher: str
@@ -34,9 +34,9 @@ class Download:
 
 @dataclass(frozen=True)
 class Announced:
-    """The registry's plan of a pull, without a network. `forms` are other forms of the model, such as GGUF types.
+    """The plan of a pull, made from the registry only. `forms` are other forms of the model, such as GGUF types.
 
-    `memory` is a sentence about whether the model `fits`. `drafter` is the reason for the choice of a drafter.
+    `memory` is a sentence about whether the model `fits` into memory, and `drafter` about the choice of a drafter.
     """
 
     downloads: tuple[Download, ...]
@@ -52,7 +52,7 @@ class Announced:
 
     @property
     def bytes(self) -> int | None:
-        """The bytes of all downloads together; None if one size is unknown."""
+        """The bytes of all downloads together; None if a size is unknown."""
         return _sum(self.downloads)
 
     @property
@@ -69,7 +69,7 @@ class Announced:
 
 
 def announced(card: TargetCard, options: PullOptions, reporter: Reporter) -> Announced | AlreadyHere:
-    """Return what a pull of a registered model would fetch, from its entry and its drafters' entries, without the hub.
+    """Return what a pull of a registered model would fetch, according to the registry, without asking the hub.
 
     Raises UsageMistake for invalid options, as the pull itself does.
     """
@@ -139,7 +139,7 @@ def _memory(
     measurements: MeasurementSource,
     chosen: PullSet,
 ) -> tuple[bool | None, str]:
-    """Return whether the model fits into memory, by the sizes in its entry, and a sentence about it."""
+    """Return whether the model fits into memory, by the sizes in its registry entry, and a sentence about it."""
     entry = card.entry
     if entry is None or entry.source is None:
         return None, "not known for a drafter without its model"

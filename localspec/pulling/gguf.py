@@ -1,4 +1,4 @@
-"""Makes a fetched GGUF file a model under the name of its source. The model is read directly from the file."""
+"""Makes a fetched GGUF file usable as a model, whose weights are read directly from the file."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -38,8 +38,10 @@ _ROUNDED = {r"(^|-)B?F(P?16|P?32)": 8.5, r"(^|-)(IQ[123]|TQ)": 4.5}
 
 
 def made_before(part: Part, texts: Part | None) -> PackedFile | None:
-    """Return the registration or packed file that an earlier pull made from the same commit of the GGUF file `part`,
-    with the same tokenizer files and settings in `texts`, except config.json; None if there is none."""
+    """Return the packed file or registration that an earlier pull made from the same commit of the GGUF file `part`.
+
+    Return None if there is none, or if its text files, except config.json, differ from those in `texts`.
+    """
     earlier = packed_sources(Paths(home())).get(str(part.source))
     if earlier is None or earlier.header.origin.commit != part.commit:
         return None
@@ -52,16 +54,16 @@ def made_before(part: Part, texts: Part | None) -> PackedFile | None:
 
 
 def marked_fetched(part: Part, texts: Part) -> Part:
-    """Return `texts` (configuration and tokenizer files), marked as fetched if the installed model has them."""
+    """Return `texts` (configuration and tokenizer files), marked as already fetched if the installed model has them."""
     installed = made_before(part, texts) is not None
     return replace(texts, here=frozenset(file.name for file in texts.files)) if installed else texts
 
 
 def check(part: Part, packed_only: bool, settings: Settings) -> None:
-    """Check a plan of GGUF files.
+    """Check whether a GGUF model can be pulled, before anything is fetched.
 
-    Raises UsageMistake for --packed-only, LocalspecError for an unsupported architecture that the hub names, and the
-    errors of `named_packing`.
+    Raises UsageMistake for --packed-only, LocalspecError for an unsupported architecture, and the errors of
+    `named_packing`.
     """
     if not part.source.gguf:
         return
@@ -79,7 +81,7 @@ def check(part: Part, packed_only: bool, settings: Settings) -> None:
 
 
 def memory(part: Part, settings: Settings, machine: Machine, shape: Shape | None = None) -> tuple[bool | None, str]:
-    """Return whether a model fits into memory, by the size and the type of its files, and a clause about the memory.
+    """Return whether a GGUF model fits into memory, by the size and type of its files, and words about the memory.
 
     The first value is False if the weights do not fit. Otherwise it is None: how much more memory the model needs is
     known only when its file is here. `shape` comes from the model's entry.
@@ -110,15 +112,17 @@ def memory(part: Part, settings: Settings, machine: Machine, shape: Shape | None
 
 
 def has_experts(architecture: object, shape: Shape | None) -> bool:
-    """Return whether a model in GGUF has experts, by its architecture or by the sizes in its entry."""
+    """Return whether a GGUF model has experts, by its architecture or by the sizes in its registry entry."""
     family = OF_GGUF.get(architecture) if isinstance(architecture, str) else None
     always = family and family.gguf and family.gguf.keys.get("expert_count") is positive  # never 0: no dense models
     return bool(always or (shape and shape.experts))
 
 
 def second_copy(weights: int, settings: Settings) -> str:
-    """Return a clause about the copy of a mixture of experts (`weights` bytes), which its first reply on a CPU needs;
-    empty if the settings name a packing."""
+    """Return a note that a mixture of experts is copied to another file before its first reply on a CPU.
+
+    The copy has about `weights` bytes. The note is empty if the settings name a packing.
+    """
     if named_packing(settings):
         return ""
     where, cache = Paths(home()).packed, hub_places().cache
@@ -136,10 +140,10 @@ def second_copy(weights: int, settings: Settings) -> str:
 def register(
     part: Part, settings: Settings, reporter: Reporter, texts: Part | None, earlier: PackedFile | None
 ) -> Iterator[Installed | Packed]:
-    """Register the GGUF file that `part` has fetched, under the name of its source. Pack it if the settings say so.
+    """Register a fetched GGUF file as a model under the name of its source. Pack it if the settings say so.
 
-    `texts` are the original model's configuration and tokenizer, if the GGUF file is fetched in its place; they replace
-    the file's. `earlier` is the result of `made_before`. All fetched files stay if the registration fails. Raises the
+    `texts` are the original model's configuration and tokenizer files, if they were fetched to replace those in the
+    GGUF file. `earlier` is the result of `made_before`. All fetched files stay if the registration fails. Raises the
     errors of `import_gguf`; given `texts`, also LocalspecError for weights of fewer bits than the file's name says.
     """
     from localspec.weights.checkpoint import read_texts  # numpy
@@ -171,7 +175,7 @@ def register(
 
 
 def _delete_former(registered: PackedFile, stay: set[Path], reporter: Reporter) -> None:
-    """Delete all packed files of a source except `stay`. Report an earlier version whose GGUF files are still here."""
+    """Delete all packed files of a source, except `stay`. Report an earlier version whose GGUF files are still here."""
     source, files = registered.header.origin.repo, {Path(name).resolve() for name in registered.header.origin.files}
     for old in packed_files(Paths(home())):
         if old.header.origin.repo == source and old.path not in stay:
@@ -184,16 +188,16 @@ def _delete_former(registered: PackedFile, stay: set[Path], reporter: Reporter) 
 
 
 def _bits(kind: str) -> int:
-    """Return the bits of one weight in a type such as Q4_K, without its scales."""
+    """Return the bits per weight of a GGUF type such as Q4_K, without its scales."""
     digits = re.search(r"\d+", kind)
     return int(digits[0]) if digits else 32
 
 
 @dataclass(frozen=True)
 class Instead:
-    """The smaller form of a model that is fetched instead of the publisher's own weights, `original`.
+    """A smaller form of a model that is fetched instead of the publisher's weights, `original`.
 
-    The original would take `bytes` (None: unknown) and be packed in `packing`.
+    The original has `bytes` (None if unknown), and would be packed in `packing`.
     """
 
     form: Form
@@ -203,7 +207,7 @@ class Instead:
 
     @property
     def why(self) -> str:
-        """A sentence without its final period: why this form is good enough, and which uses need the original."""
+        """A sentence without its final period: why this form is good enough, and when the original is needed."""
         about = "" if self.bytes is None else f" ({size(self.bytes)})"
         kind = self.form.source.gguf
         near = f"{kind} is the publisher's own form with as many bits"
@@ -218,15 +222,15 @@ class Instead:
 
 
 def is_packed(settings: Settings) -> bool:
-    """Return whether the settings name a packing or number format, so that a GGUF file is not used directly."""
+    """Return whether the settings name a packing or precision, so that a GGUF file cannot be used directly."""
     return (settings.quantize, settings.dtype) != ("auto", "auto")
 
 
 def replaced(packing: str | None, packed_only: bool, settings: Settings) -> str | None:
     """Return the packing of the original weights, which a smaller form should match; None forbids smaller forms.
 
-    Return None for `packed_only` with a packing in the settings: the disk would otherwise have the smaller form's file
-    as well as the packed file.
+    With `packed_only` and a packing in the settings, return None, because the disk would otherwise have two files: that
+    of the smaller form, and the packed one.
     """
     if not packed_only:
         return packing
@@ -236,10 +240,11 @@ def replaced(packing: str | None, packed_only: bool, settings: Settings) -> str 
 def with_smaller_form(
     original_plan: Plan, entry: Entry, packing: str | None, settings: Settings, notice: Callable[[str], None]
 ) -> tuple[Plan, Instead | None]:
-    """Return the plan with the smallest usable form of its model; unchanged if no form is usable and smaller.
+    """Return the plan with the smallest usable form of its model, or the unchanged plan if no usable form is smaller.
 
-    Configuration and tokenizer come from the original: a GGUF file lacks the recommended sampling, and has the
-    tokenizer in another form. If the hub does not have the smaller form, a notice says so, and the original is taken.
+    Configuration and tokenizer still come from the original, because a GGUF file lacks the recommended sampling and has
+    the tokenizer in another form. If the hub does not have the smaller form, a notice says so, and the original is
+    fetched.
     """
     from localspec.weights.checkpoint import TOKENIZER_FILES  # the tokenizers library
 

@@ -1,4 +1,4 @@
-"""Converts published drafters into localspec's form, in a separate directory."""
+"""Converts published drafters, such as Medusa heads, into localspec's form, in a separate directory."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -20,7 +20,7 @@ from localspec.weights.checkpoint import HEAD_PREFIX, inspect, read_json, tensor
 
 @dataclass(frozen=True)
 class Converted:
-    """An event: a drafter of this kind, for this model, was made from the heads of a repository."""
+    """An event: a drafter was converted. It has this kind, and drafts for `model`; `heads` is its repository."""
 
     heads: Source
     model: Source
@@ -29,9 +29,9 @@ class Converted:
 
 @dataclass(frozen=True)
 class NotConverted:
-    """An event: the heads of a repository wait for their model, which is not here.
+    """An event: fetched heads cannot be converted yet, because their model is not on this machine.
 
-    The model is None if the heads do not name their model.
+    `model` is None if the heads do not name their model.
     """
 
     heads: Source
@@ -41,10 +41,10 @@ class NotConverted:
 def convert_heads(
     plan: Plan, progress: Callable[[str], None], registered: Source | None = None
 ) -> Iterator[Converted | NotConverted]:
-    """Convert the fetched heads, and heads inside a fetched model. A pickle is read as data, never run.
+    """Convert a plan's fetched drafters, and Medusa heads inside a fetched model. A pickle is read as data, never run.
 
-    `registered` is the plan's model if it is read from GGUF files. Raises LocalspecError for heads that are damaged,
-    belong to another model, or would run code. Raises DoesNotFit if the disk is full.
+    `registered` is the plan's model if it is in GGUF files. Raises LocalspecError for heads that are damaged, belong to
+    another model, or would run code. Raises DoesNotFit if the disk is full.
     """
     models = [part.source for part in plan.parts if not part.heads]
     for part in (part for part in plan.parts if not part.heads):
@@ -82,7 +82,7 @@ def convert_heads(
 
 
 def drafter_made_of(source: Source, commit: str) -> Path | None:
-    """Return the directory of the drafter made from the heads in this revision; None without such a drafter."""
+    """Return the directory of the drafter that was converted from this commit; None if there is none."""
     directory = _drafter_directory(source)
     with suppress(LocalspecError):
         content = read_json(directory / "drafter" / "drafter.json")

@@ -1,4 +1,4 @@
-"""Packs a fetched model. The packed form can replace the download."""
+"""Packs a fetched model into localspec's own file format. The packed file can replace the download."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ from localspec.weights.packed_files import FILED, packed_files
 
 @dataclass(frozen=True)
 class Installed:
-    """An event: a model is here, in this directory or file.
+    """An event: a model is now installed, in this directory or file.
 
     `weights` is the precision and size of weights that are read directly from the file; otherwise empty.
     """
@@ -41,7 +41,7 @@ class Installed:
 
 @dataclass(frozen=True)
 class Packed:
-    """An event: a model's packed form is here, and `deleted` bytes of its download were deleted.
+    """An event: a model was packed into the file `path`. `deleted` bytes of its download were then deleted.
 
     With --packed-only, `stays` is the size in bytes of older weights of the model, which are not deleted.
     """
@@ -54,9 +54,9 @@ class Packed:
 
 
 def packing_of(part: Part, settings: Settings, machine: Machine, measurements: MeasurementSource) -> str | None:
-    """Return the packing in which the CPU engine would load a model, whether or not the model is here.
+    """Return the packing (form of weights) in which the CPU engine would load a model; None if it would not load it.
 
-    Return None if the CPU engine would not load the model.
+    The model need not be on this machine.
     """
     if part.heads or (shape := Shape.of(part.config)) is None:
         return None
@@ -64,10 +64,10 @@ def packing_of(part: Part, settings: Settings, machine: Machine, measurements: M
 
 
 def packing_to_keep(plan: Plan, packing: str | None, settings: Settings) -> str:
-    """Return the packing for keeping a model without its original weights: from the settings, or else `packing` or
-    int8.
+    """Return the packing to use for --packed-only: the one in the settings, or else `packing`, or else int8.
 
-    Raises UsageMistake or LocalspecError if that is impossible, and DoesNotFit for a disk that is too small.
+    Raises UsageMistake or LocalspecError if the model cannot be kept without its original weights, and DoesNotFit if
+    the disk is too small.
     """
     model = plan.parts[0]
     trouble = ""
@@ -111,7 +111,7 @@ def packing_to_keep(plan: Plan, packing: str | None, settings: Settings) -> str:
 
 
 def packed_only_copy(part: Part, packing: str) -> Packed | None:
-    """Return the packed form of the commit in `part` if the commit's weight files are not here; otherwise None."""
+    """Return the packed file of the commit in `part`, if the commit's weight files are not here; otherwise None."""
     if part.here & {file.name for file in part.files if file.name.endswith(".safetensors")}:
         return None
     for copy in packed_files(Paths(home())):
@@ -122,9 +122,9 @@ def packed_only_copy(part: Part, packing: str) -> Packed | None:
 
 
 def pack_and_keep(part: Part, packing: str, machine: Machine, reporter: Reporter) -> Packed | None:
-    """Pack a fetched model. The download stays. Return None if packing fails.
+    """Pack a fetched model, and keep the download. Return None if packing fails.
 
-    A notice says if the file cannot be written. Loading the model will then pack it again, or report the reason.
+    If the file cannot be written, a notice says so. Loading the model will then pack it again, or report the reason.
     """
     from localspec.weights.opening import CannotWrite  # numpy
 
@@ -138,7 +138,7 @@ def pack_and_keep(part: Part, packing: str, machine: Machine, reporter: Reporter
 
 
 def pack_and_delete(part: Part, packing: str, machine: Machine, reporter: Reporter) -> Packed:
-    """Pack a fetched model, and delete the files that this pull has fetched. Older files stay.
+    """Pack a fetched model, and then delete the files that this pull has fetched, but not older ones.
 
     Raises CannotWrite, DoesNotFit, and LocalspecError for a model that cannot be packed, or cannot be opened
     afterwards. In these cases the download stays.
@@ -157,7 +157,7 @@ def pack_and_delete(part: Part, packing: str, machine: Machine, reporter: Report
 
 
 def discard_fetched(part: Part) -> int:
-    """Delete the files in `part` that a pull fetched, and the record of their commit if no other files remain.
+    """Delete the files in `part` that this pull has fetched, and the record of their commit if no other files remain.
 
     Return the number of deleted bytes.
     """
@@ -174,9 +174,9 @@ def discard_fetched(part: Part) -> int:
 
 
 def forget_damaged(path: Path) -> None:
-    """Delete the packed files that are older than the weights in `path`: they may come from damaged weights.
+    """Delete packed files that are older than the weights in `path`, because they may come from damaged weights.
 
-    A pull compares weights with their digests, but loading does not: it trusts the file names in the shared cache.
+    A pull compares weights with their digests. Loading a model does not: it trusts the file names in the shared cache.
     """
     with suppress(LocalspecError, OSError):  # such a model was never packed
         changed, here = max(file.stat().st_ctime_ns for file in weight_files(path)), revision(path)
@@ -189,7 +189,7 @@ def forget_damaged(path: Path) -> None:
 def _pack(
     part: Part, path: Path, packing: str, machine: Machine, reporter: Reporter, *, only_copy: bool = False
 ) -> Packed:
-    """Pack the weights in `path` into a file, and delete packed files of earlier commits of the same repository."""
+    """Pack the weights in `path` into a file. Delete packed files of earlier commits of the same repository."""
     from localspec.weights.opening import make, with_files
 
     source = str(part.source)

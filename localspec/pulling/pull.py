@@ -1,7 +1,7 @@
-"""Pulls a model, as a generator of events: the plan for this machine, the download, its drafter.
+"""Pulls (downloads) a model, as a generator of events: the plan for this machine, the download, its drafter.
 
-Nothing is fetched before the event after `AboutToFetch` is requested. A caller that does not agree closes the
-generator. Progress between two events, such as received bytes, is reported through callbacks.
+Nothing is fetched until the caller requests the event after `AboutToFetch`. A caller that does not agree closes the
+generator instead. Progress between two events, such as received bytes, is reported through callbacks.
 """
 
 from collections.abc import Callable, Generator, Iterator
@@ -45,19 +45,19 @@ from localspec.store.store import user_store
 
 @dataclass(frozen=True)
 class AlreadyHere:
-    """An event: everything is here already. `why` says what "everything" includes."""
+    """An event: nothing needs to be fetched. `why` is the reason."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class Planned:
-    """An event: the plan of a pull.
+    """An event: the plan of a pull is ready.
 
-    `fits` says whether the model fits into memory (None: unknown), and `memory` is a sentence about it. `drafter` is
-    the reason for the choice of a drafter, if one was chosen. `packing` is the packing in which the CPU engine would
-    load the model. It is None if the engine would not load the model, or if nothing is to be packed now. `instead` is
-    set if a smaller form is fetched instead of the publisher's own weights.
+    `fits` says whether the model fits into memory (None if unknown), and `memory` is a sentence about it. `drafter` is
+    the reason for the choice of a drafter, if one was chosen. `packing` is the form of weights in which the CPU engine
+    would load the model; None if it would not load the model, or if nothing is packed now. `instead` is set if a
+    smaller form is fetched instead of the publisher's own weights.
     """
 
     plan: Plan
@@ -70,24 +70,23 @@ class Planned:
 
 @dataclass(frozen=True)
 class AboutToFetch:
-    """An event: this many bytes will be fetched when the next event is requested."""
+    """An event: the download of this many bytes starts as soon as the caller requests the next event."""
 
     bytes: int
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """An event: every file is here and matches its digest. `notices` are sentences about damaged or leftover files."""
+    """An event: every file is here, and matches its digest. `notices` are sentences about damaged or leftover files."""
 
     notices: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class DrafterToTrain:
-    """An event: a kind of drafter is not published. `localspec train` would make it from this many tokens in about this
-    many hours.
+    """An event: no drafter of this kind is published for the model, but `localspec train` can make one.
 
-    `memory` is in bytes.
+    That takes about this many `hours`, with this many `tokens` of text and `memory` bytes.
     """
 
     kind: str
@@ -103,12 +102,13 @@ PullEvent = (
 
 @dataclass(frozen=True)
 class PullOptions:
-    """The options of a pull: a kind of drafter; whether a model that does not fit is allowed; whether only the packed
-    form stays; whether the `original` weights are fetched although a smaller form could replace them.
+    """The options of a pull.
 
-    `settings` say how the model would be loaded, and so how it is packed. `quiet` is for a pull during a chat, when no
-    reply may become slower. Only saved measurements are then used, the model is packed later, when it is loaded, and
-    the time of training a drafter is not estimated.
+    `drafter` is a kind of drafter to fetch. `force` allows a model that does not fit. With `packed_only`, only the
+    packed file is kept. With `original`, the original weights are fetched even if a smaller form could replace them.
+    `settings` say how the model would be loaded, and so how it is packed. `quiet` is for a pull during a chat, when
+    replies must not become slower. Then nothing is measured, no training time is estimated, and the model is packed
+    later, when it is loaded.
     """
 
     drafter: str | None = None
@@ -122,10 +122,10 @@ class PullOptions:
 def pull(
     name: str, options: PullOptions, reporter: Reporter, downloaded: Callable[[int, int], None]
 ) -> Generator[PullEvent, None, None]:
-    """Fetch a model by its name or org/repo[@revision], and a drafter: of the kind in `options`, or one that pays.
+    """Fetch a model, given its name or org/repo[@revision], and a drafter: of the kind in `options`, or one that pays.
 
-    `downloaded` is called with the bytes that are here and the total bytes. Raises UsageMistake for an invalid drafter,
-    DoesNotFit after the plan, and the errors of `plan`, `packing_to_keep`, `fetch`, `convert_heads` and
+    `downloaded` is called with the number of bytes that are here, and their total. Raises UsageMistake for an invalid
+    drafter, DoesNotFit after the plan, and the errors of `plan`, `packing_to_keep`, `fetch`, `convert_heads` and
     `pack_and_delete`.
     """
     card = cards().get(name)
@@ -179,7 +179,7 @@ def pull(
 
 
 def _refuse_too_large(planned: Planned) -> None:
-    """Raise DoesNotFit if the files of a plan do not fit on the disk, or its model does not fit into memory."""
+    """Raise DoesNotFit if the planned files do not fit on the disk, or the model does not fit into memory."""
     if not planned.plan.fits_on_disk:
         raise DoesNotFit(f"{too_large(planned.plan)} --force tries anyway.")
     if planned.fits is False:
@@ -187,7 +187,7 @@ def _refuse_too_large(planned: Planned) -> None:
 
 
 def _drafter_to_train(name: str, machine: Machine, reporter: Reporter) -> Iterator[DrafterToTrain]:
-    """Yield the drafter that is worth training for a registered model, with its costs, if there is one."""
+    """Yield an event for the drafter that is worth training for a registered model, if there is one."""
     kind = to_make(named_card(name))
     if kind is None:
         return
@@ -200,7 +200,7 @@ def _drafter_to_train(name: str, machine: Machine, reporter: Reporter) -> Iterat
 
 
 def already_here(name: str, options: PullOptions) -> AlreadyHere | None:
-    """Return the event that everything for a name is here already; None if something must be fetched.
+    """Return an event if nothing needs to be fetched for this name; otherwise None.
 
     Raises UsageMistake for options that have no effect, and the errors of `sources_of`.
     """
@@ -223,7 +223,7 @@ def already_here(name: str, options: PullOptions) -> AlreadyHere | None:
 
 @contextmanager
 def measured(card: TargetCard | None, options: PullOptions, reporter: Reporter) -> Iterator[MeasurementSource]:
-    """Yield this machine's measurements. If a drafter must be chosen, they include each device's bandwidth."""
+    """Yield this machine's measurements. They include the memory bandwidth if a drafter must be chosen."""
     with user_store(reporter.notice, create=False) as store:
         measurements = Measurements(MeasurementCache(store, reporter), quiet=options.quiet)
         if options.drafter is None and card is not None and card.entry is not None and card.entry.drafters:
@@ -233,7 +233,7 @@ def measured(card: TargetCard | None, options: PullOptions, reporter: Reporter) 
 
 
 def _planned(name: str, options: PullOptions, machine: Machine, reporter: Reporter) -> Planned | AlreadyHere:
-    """Choose the drafter, ask the hub, and predict whether the model fits and how it would be loaded."""
+    """Choose the drafter, ask the hub for files, and predict whether the model fits and how it would be loaded."""
     card, drafter = cards().get(name), options.drafter
     with measured(card, options, reporter) as measurements:
         if card:
@@ -264,7 +264,7 @@ def _planned(name: str, options: PullOptions, machine: Machine, reporter: Report
 def _memory(
     name: str, plan: Plan, options: PullOptions, machine: Machine, measurements: MeasurementSource, chosen: PullSet
 ) -> tuple[bool | None, str]:
-    """Return whether the model of a plan fits into memory, and a sentence about it."""
+    """Return whether the planned model fits into memory, and a sentence about it."""
     model, *drafters = plan.parts
     if model.source.gguf:
         card = cards().get(name)
