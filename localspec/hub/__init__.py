@@ -1,1 +1,2 @@
-"""The sources of models: what a pull would fetch, the fetching, and the shared cache of the Hugging Face client."""
+"""Fetches models from the Hugging Face hub: the plan of a pull, the download, and the cache shared with other
+programs."""

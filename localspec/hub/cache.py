@@ -28,9 +28,10 @@ _PIECE = 2**22  # bytes read at once
 
 @dataclass(frozen=True)
 class Verified:
-    """The result of verifying a revision: the number of `files`, and a clause about each problem.
+    """The result of verifying a revision: the number of `files`, and a few words about each problem.
 
-    If `recorded`, the files were compared with the record of the pull; otherwise with the names of their blobs.
+    If `recorded`, the files were compared with the record of the pull; otherwise with the names of their blobs, which
+    are digests.
     """
 
     commit: str
@@ -41,8 +42,8 @@ class Verified:
 
 @dataclass(frozen=True)
 class Removal:
-    """The effects of removing a revision: `bytes` are freed, and the other names of its commit (`also`) disappear.
-    `stay` are the names of the repository's other revisions."""
+    """The effects of removing a revision: `bytes` are freed, and the names `also` of the same commit disappear. `stay`
+    are the repository's other revisions."""
 
     source: Source
     commit: str
@@ -61,15 +62,14 @@ def repository(source: Source) -> Path:
 
 
 def snapshot(source: Source, commit: str) -> Path:
-    """Return the directory of one commit, whether or not it exists."""
+    """Return the cache directory of one commit, whether or not it exists."""
     return repository(source) / "snapshots" / commit
 
 
 def find_snapshot(source: Source, paths: Paths | None = None) -> Path | None:
-    """Return the directory of this revision if it is complete; None after an interrupted pull, or if a file has another
-    length.
+    """Return the directory of this revision, if all its files are there with the right lengths; otherwise None.
 
-    For a pulled revision, return the commit of the pull, even if other programs have fetched a newer commit. For GGUF
+    For a pulled revision, this is the commit of the pull, even if other programs have fetched a newer commit. For GGUF
     files return None, because registrations say where they are.
     """
     if source.gguf:
@@ -92,7 +92,7 @@ def pulled_sources(paths: Paths | None = None) -> list[Source]:
 
 
 def cached_commit(source: Source) -> str | None:
-    """Return the commit of a revision in this cache; None if the cache does not say."""
+    """Return the commit to which a revision (a branch or tag) points in this cache; None if the cache does not say."""
     if COMMIT.fullmatch(source.revision):
         return source.revision
     try:
@@ -103,7 +103,8 @@ def cached_commit(source: Source) -> str | None:
 
 
 def _is_complete(path: Path) -> bool:
-    """Return whether a directory that another program fetched has a model with its tokenizer, or Medusa heads."""
+    """Return whether a directory has a model with its tokenizer, or Medusa heads. It is used if another program fetched
+    them."""
     if any((path / name).is_file() for name in HEADS) and (path / "config.json").is_file():
         return True
     if not holds_tokenizer(path):
@@ -128,14 +129,14 @@ def size(file: Path) -> int:
 
 
 def cached(source: Source, commit: str, file: ExpectedFile) -> Path | None:
-    """Return the path of a file in a commit's snapshot, or else of its blob; None unless its length is right."""
+    """Return the path of a file in a commit's snapshot, or else of its blob; None if its length is wrong."""
     pointer = snapshot(source, commit) / file.name
     path = pointer if os.path.lexists(pointer) else repository(source) / "blobs" / file.digest
     return path if size(path) == file.bytes else None
 
 
 def discard(source: Source, commit: str, file: ExpectedFile) -> None:
-    """Remove a damaged file from the cache: its name in this revision, and the content that the name links to."""
+    """Remove a damaged file from the cache: the link in this commit's directory, and the content that it links to."""
     for link in (snapshot(source, commit) / file.name, repository(source) / "blobs" / file.digest):
         content = Path(os.path.realpath(link))
         # not content that somebody linked from elsewhere
@@ -150,7 +151,7 @@ def discard(source: Source, commit: str, file: ExpectedFile) -> None:
 def verify(
     source: Source, paths: Paths | None = None, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> Verified:
-    """Compare every file of a revision with the record of the pull, or without a record with the name of its blob.
+    """Compare every file of a revision with the record of the pull, or without a record with its blob's name, a digest.
 
     `progress` is called with the bytes read and the total bytes. Raises NotHere if the revision is not here.
     """
@@ -167,7 +168,7 @@ def verify(
 
 
 def damages(path: Path, files: Sequence[ExpectedFile], progress: Callable[[int, int], None]) -> list[str]:
-    """Read files of a directory. Return a clause about each damaged file."""
+    """Read the given files of a directory. Return a few words about each damaged one."""
     total, offset = sum(max(size(path / file.name), 0) for file in files), 0
     problems = []
     for file in files:
@@ -182,7 +183,7 @@ def damages(path: Path, files: Sequence[ExpectedFile], progress: Callable[[int, 
 
 
 def _linked_files(path: Path) -> Iterator[ExpectedFile]:
-    """Yield the files of a snapshot that are links to contents named by their digests. Copies are left out."""
+    """Yield the files of a snapshot that link to blobs, which are named by their digests. Copied files are left out."""
     for file in sorted(path.iterdir()):
         with suppress(OSError):
             digest = os.path.basename(os.readlink(file))
@@ -191,8 +192,8 @@ def _linked_files(path: Path) -> Iterator[ExpectedFile]:
 
 
 def damage(path: Path, file: ExpectedFile, progress: Callable[[int], None] = lambda read: None) -> str | None:
-    """Return a clause about the damage of a file; None if there is none. `progress` is called with the bytes read so
-    far."""
+    """Return a few words about what is wrong with a file; None if nothing is. `progress` is called with the bytes
+    read."""
     length = size(path)
     if length < 0:
         return f"{file.name} is missing"
@@ -214,7 +215,7 @@ def damage(path: Path, file: ExpectedFile, progress: Callable[[int], None] = lam
 
 
 def differs(content: bytes, file: ExpectedFile) -> bool:
-    """Return whether this content differs from the content that the file must have."""
+    """Return whether `content` has another digest than this file must have."""
     digest = _hash_of(file, len(content))
     digest.update(content)
     actual: str = digest.hexdigest()
@@ -231,7 +232,7 @@ def _hash_of(file: ExpectedFile, length: int) -> Any:
 
 
 def removable(source: Source, paths: Paths | None = None) -> Removal:
-    """Return the effects of removing a revision. Raises NotHere, and LocalspecError if the cache is damaged."""
+    """Return what removing a revision would do. Raises NotHere, and LocalspecError if the cache is damaged."""
     if source.gguf:
         raise NotHere(f"{source} is not here, so nothing is removed.")
     known = records(source, paths)
@@ -267,13 +268,13 @@ def removable(source: Source, paths: Paths | None = None) -> Removal:
 
 
 def _display_name(source: Source, commit: str, refs: frozenset[str], records: dict[str, PullRecord]) -> str:
-    """Return a name of a commit for display: a branch or tag of it, or else the commit itself."""
+    """Return a commit's name for display: a branch or tag that points to it, or else the commit itself."""
     names = sorted({*refs, *(name for name, pulled in records.items() if pulled.commit == commit)})
     return str(Source(source.repo, names[0] if names else commit))
 
 
 def remove(removal: Removal, paths: Paths | None = None) -> None:
-    """Delete the record, and files that no other revision uses. Raises OSError, and LocalspecError if a deletion fails.
+    """Remove a revision: its record, and the files that no other revision uses. Raises OSError and LocalspecError.
 
     If no revision stays, the snapshot is deleted before the blobs. Blobs without a snapshot then show that a deletion
     was interrupted.
@@ -298,7 +299,7 @@ def forget_deleted(source: Source) -> None:
 
 
 def _scan(source: Source) -> Any:
-    """Return huggingface_hub's list of cached files, reduced to this repository and to files in its directory.
+    """Return huggingface_hub's list of cached files, limited to this repository and to files in its directory.
 
     With the whole list, huggingface_hub could delete a commit of another repository, or linked files elsewhere.
     """

@@ -24,7 +24,7 @@ _NOT_MODELS = ("mmproj", "imatrix")  # other content that such files may have
 
 
 def by_type(expected: Iterable[ExpectedFile]) -> dict[str, list[ExpectedFile]]:
-    """Return the files of each GGUF type, such as Q4_K_M, ordered by name; the type with the fewest bytes is first.
+    """Return GGUF files, ordered by name, for each type, such as Q4_K_M. The type with the fewest bytes is first.
 
     If files of a type are in several folders, the folder nearest to the top is taken.
     """
@@ -37,7 +37,7 @@ def by_type(expected: Iterable[ExpectedFile]) -> dict[str, list[ExpectedFile]]:
 
 
 def _type_of(file: ExpectedFile) -> str | None:
-    """Return the type, such as Q4_K_M, at the end of a file's or its folder's name; None if the file is no model."""
+    """Return the GGUF type, such as Q4_K_M, that ends a file's or its folder's name; None if the file is no model."""
     path = PurePosixPath(file.name)
     parted = _PARTED.fullmatch(path.name)
     if parted is None or path.name.lower().startswith(_NOT_MODELS):
@@ -47,7 +47,7 @@ def _type_of(file: ExpectedFile) -> str | None:
 
 
 def of_type(source: Source, expected: Sequence[ExpectedFile]) -> list[ExpectedFile]:
-    """Return the files of the type that a source names.
+    """Return the files of the GGUF type that a source names.
 
     Unsloth's prefix `UD-` may be left out. Raises LocalspecError, with a list of the types, if there are no such files
     or the type is not supported.
@@ -71,10 +71,7 @@ def of_type(source: Source, expected: Sequence[ExpectedFile]) -> list[ExpectedFi
 
 
 def types_listed(source: Source, expected: Sequence[ExpectedFile]) -> str:
-    """Return a sentence with the types in a repository of GGUF files, for a source without a type.
-
-    The result is empty if the repository has none.
-    """
+    """Return a sentence that asks the user to choose one of a repository's GGUF types; empty if it has none."""
     types = by_type(expected)
     return f"{source.repo} has GGUF files; {_choose(source, types)}" if types else ""
 
@@ -99,7 +96,7 @@ def _bytes(files: Sequence[ExpectedFile]) -> int:
 
 @dataclass(frozen=True)
 class CachedGguf:
-    """GGUF files of one type, in one commit of a repository in the cache."""
+    """The GGUF files of one type, in one commit of a repository in the cache."""
 
     source: Source
     commit: str
@@ -120,9 +117,9 @@ class CachedGguf:
 
 
 def cached_gguf(source: Source | None = None) -> list[CachedGguf]:
-    """Return the GGUF files in the cache of a repository, or of one type in a repository.
+    """Return the GGUF files that are in the cache, of a repository or of one type in a repository.
 
-    Without a source, return the files of every repository.
+    Without a source, return those of every repository.
     """
     with suppress(OSError):
         places = [repository(source)] if source else sorted(hub_places().cache.glob("models--*"))
@@ -146,7 +143,7 @@ def _in(folder: Path) -> Iterator[CachedGguf]:
 
 
 def _file(commit: Path, path: Path) -> ExpectedFile:
-    """Return a cached file's name, size and digest. A link's target is named by the digest; a copy gets "-"."""
+    """Return a cached file's name, size and digest. A link points to a blob named by its digest; a copy gets "-"."""
     digest = os.path.basename(os.readlink(path)) if path.is_symlink() else ""
     return ExpectedFile(
         path.relative_to(commit).as_posix(), bytes_of(path), digest if DIGEST.fullmatch(digest) else "-"
@@ -154,7 +151,7 @@ def _file(commit: Path, path: Path) -> ExpectedFile:
 
 
 def verify_gguf(source: Source, commit: str, progress: Callable[[int, int], None]) -> Verified:
-    """Compare the GGUF files of a commit with the digests that name them in the cache. Raises NotHere."""
+    """Compare the GGUF files of a commit with their digests, which are their names in the cache. Raises NotHere."""
     for gguf in cached_gguf(replace(source, revision=commit)):
         named = [file for file in gguf.files if DIGEST.fullmatch(file.digest)]
         return Verified(commit, len(named), False, tuple(damages(gguf.path, named, progress)))
@@ -178,7 +175,7 @@ def discard_gguf(cached: CachedGguf) -> None:
 
 
 def tidy(source: Source, commit: str, names: list[str]) -> None:
-    """Delete the empty directories in which a commit's files `names` were, up to the repository's directory."""
+    """Delete the directories in which the files `names` of a commit were, and those above them, if they are empty."""
     place = repository(source)
     folders = {str(folder) for name in names for folder in PurePosixPath(name).parents} - {"."}
     inside = [f"snapshots/{commit}/{folder}" for folder in sorted(folders, key=len, reverse=True)]

@@ -1,4 +1,4 @@
-"""The Hugging Face client, which prints nothing here. Its errors become sentences, each with an exit code."""
+"""Prepares the Hugging Face client: it prints nothing, and its errors become sentences with an exit code."""
 
 import errno
 import json
@@ -24,7 +24,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @cache
 def client() -> Any:
-    """Import huggingface_hub and return the module. The first import reads environment variables."""
+    """Import huggingface_hub, and return the module. The first import reads environment variables."""
     quiet_hub()
     import huggingface_hub
 
@@ -35,16 +35,16 @@ def client() -> Any:
 
 
 class _Wanted:
-    """A thread's flag that says whether its download is still wanted."""
+    """A flag for all requests: whether the current download is still wanted. `stopping_unless` sets it."""
 
     ask: Callable[[], bool] = staticmethod(lambda: True)
 
 
 @contextmanager
 def stopping_unless(is_wanted: Callable[[], bool]) -> Iterator[None]:
-    """Raise KeyboardInterrupt at the next request once `is_wanted` returns False.
+    """Raise KeyboardInterrupt at the next request after `is_wanted` has returned False.
 
-    Use it on other threads than the main one, because signals do not reach them.
+    Threads other than the main one need this, because signals do not reach them.
     """
     _Wanted.ask = staticmethod(is_wanted)
     try:
@@ -59,7 +59,7 @@ def _session() -> Any:
     from huggingface_hub import constants
 
     class Bounded(httpx2.SyncByteStream):
-        """A response that fails after too many bytes."""
+        """A stream that raises an error after too many bytes."""
 
         def __init__(self, stream: Any, limit: int) -> None:
             self._stream, self._limit = stream, limit
@@ -76,7 +76,7 @@ def _session() -> Any:
             self._stream.close()
 
     def bound(response: Any) -> None:
-        """Limit the bytes that `response.read()` accepts. Downloads read a response in pieces, without this limit."""
+        """Limit the bytes that `response.read()` accepts. Downloads, which read in pieces, are not limited."""
         read_whole, limit = response.read, _LONGEST_ANSWER if response.is_success else _LONGEST_REFUSAL
 
         def read() -> Any:
@@ -97,7 +97,7 @@ def _session() -> Any:
 
 
 def _check_request(request: Any) -> None:
-    """Raise KeyboardInterrupt for a request that is no longer wanted, and the errors of `must_be_online`."""
+    """Raise KeyboardInterrupt if the download is no longer wanted. Also raises the errors of `must_be_online`."""
     import httpx2
     from huggingface_hub import constants
 
@@ -109,7 +109,7 @@ def _check_request(request: Any) -> None:
 
 
 def _check_response(response: Any) -> None:
-    """Raise an error if a server asks for a long wait, compresses its answer, or sends headers that are unsafe."""
+    """Raise an error if a server asks for a long wait, compresses its answer, or sends unsafe headers."""
     headers = response.headers
     if response.status_code == 429 or response.status_code >= 500:
         waits = [headers.get("retry-after", "").strip(), *re.findall(r"\bt=(\d+)", headers.get("ratelimit", ""))]
@@ -126,7 +126,7 @@ def _check_response(response: Any) -> None:
 
 
 def _unusable_network_settings(error: Exception) -> str:
-    """Return a sentence with the environment variables for proxies or certificates, of which httpx2 refuses one."""
+    """Return a sentence with the environment variables for proxies and certificates; httpx2 refuses one of them."""
     shown = "; ".join(
         f"{name}={without_password(value)}"
         for name, value in network_variables("" if isinstance(error, OSError) else "_proxy").items()
@@ -138,12 +138,12 @@ def _unusable_network_settings(error: Exception) -> str:
 
 
 def server() -> str:
-    """Return the server's address without a password."""
+    """Return the address of the Hugging Face server, without a password."""
     return without_password(hub_places().endpoint)
 
 
 def without_password(address: str) -> str:
-    """Return an address without its password, so that it may be displayed."""
+    """Return an address without its password, so that it can be displayed."""
     return re.sub(r"(//|^)[^/@\s]*@", r"\1", address)
 
 
@@ -157,7 +157,10 @@ def page(source: Source) -> str:
 
 
 def must_be_online(task: str, instead: str = "") -> None:
-    """Raise NotHere if the user forbids requests. `instead` is a sentence about what works without a network."""
+    """Raise NotHere if HF_HUB_OFFLINE forbids requests, and LocalspecError for an unusable address or token.
+
+    `instead` is a sentence about what works without a network.
+    """
     if hub_places().offline:
         message = f"{task} needs the network, and HF_HUB_OFFLINE forbids it; unset that, and try again. {instead}"
         raise NotHere(message.rstrip())
@@ -169,7 +172,7 @@ def must_be_online(task: str, instead: str = "") -> None:
 
 @contextmanager
 def localspec_errors(source: Source, in_cache: Callable[[], str] = str) -> Iterator[None]:
-    """Turn the client's errors into LocalspecError. `in_cache` returns sentences about data that stay."""
+    """Turn errors in the `with` block into LocalspecError. `in_cache` returns sentences about data that stay."""
     try:
         yield
     except Exception as error:  # the client and its libraries raise exceptions of many classes
@@ -265,7 +268,7 @@ def _revisions(source: Source) -> list[str]:
 
 
 def _no_such_name(error: BaseException | None) -> bool:
-    """Return whether an error was caused by a host name without an address, which is a socket.gaierror."""
+    """Return whether the cause of an error is a host name without an address (socket.gaierror)."""
     while error is not None and type(error).__name__ != "gaierror":
         error = error.__cause__ or error.__context__
     return error is not None

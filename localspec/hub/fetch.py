@@ -1,4 +1,4 @@
-"""Fetches the files of a plan with the Hugging Face client, and compares each file with the server's digest."""
+"""Fetches planned files with the Hugging Face client, and compares each file with the server's digest."""
 
 import os
 import stat
@@ -35,7 +35,7 @@ def fetch(
 ) -> list[str]:
     """Fetch missing or damaged files, compare every file with its digest, and record the pull. Return notices.
 
-    `progress` is called with the bytes that are already here and the total bytes.
+    `progress` is called with the number of bytes that are here, and their total.
 
     Before anything is fetched, raises DoesNotFit (unless `force`), and LocalspecError if no record can be written.
     Later raises Interrupted, NotAllowed, NotHere and LocalspecError; their messages say which data stay in the cache.
@@ -67,7 +67,7 @@ def too_large(planned: Plan) -> str:
 
 @dataclass
 class _Fetching:
-    """The progress of a pull: finished bytes and files, and the file that is `coming` with its bytes so far."""
+    """The progress of a pull: finished bytes and files, and the file that is being received with its bytes so far."""
 
     plan: Plan
     progress: Callable[[int, int], None]
@@ -78,7 +78,7 @@ class _Fetching:
     notices: list[str] = field(default_factory=list)
 
     def in_words(self) -> str:
-        """Return sentences about the files that stay in the cache after a failure; empty before the first file."""
+        """Return sentences about the files that stay in the cache after a failure; empty if there are none."""
         sentences = []
         if self.whole:
             names = ", ".join(self.whole) if len(self.whole) <= 6 else f"{len(self.whole)} files"
@@ -91,7 +91,7 @@ class _Fetching:
         return " ".join(sentences)
 
     def part(self, part: Part) -> None:
-        """Fetch the files of one repository, weights last, so that an interrupted pull is not taken for a model.
+        """Fetch the files of one repository. Weights come last, so that an interrupted pull does not look like a model.
 
         Files that are in the cache already are compared with their digests.
         """
@@ -136,7 +136,7 @@ class _Fetching:
         self.progress(done, self.plan.bytes)
 
     def _clear(self, source: Source, commit: str, file: ExpectedFile) -> None:
-        """Remove the files of a killed pull, and a file of the wrong length, because the client would accept it."""
+        """Remove the remains of a killed pull, and a file of the wrong length, which the client would accept."""
         from filelock import Timeout
 
         blob = repository(source) / "blobs" / file.digest
@@ -155,9 +155,9 @@ class _Fetching:
                     self.notices.append(f"Removed {freed:,} bytes of {file.name} that an interrupted pull had left.")
 
     def _bar(self, file: ExpectedFile) -> type:
-        """Return a class that replaces tqdm's bar.
+        """Return a class for the client to use as its progress bar.
 
-        The class draws nothing, and raises an error if the download differs from the plan.
+        It draws nothing, but reports the received bytes. It raises an error if the download differs from the plan.
         """
         state, most, in_vain = self, 0, 0
 
@@ -200,8 +200,7 @@ class _Fetching:
 
 @contextmanager
 def _private_locks(source: Source) -> Iterator[None]:
-    """Make lock files that only their user can write, because the client gives them a fixed mode in spite of the
-    umask."""
+    """Take away other users' permission to write new lock files, which the client creates in spite of the umask."""
     place = hub_places().cache / ".locks" / folder(source)
     before = set(place.glob("*.lock"))
     try:
@@ -213,9 +212,9 @@ def _private_locks(source: Source) -> Iterator[None]:
 
 
 def _delete_test_files(blobs: Path) -> None:
-    """Delete the files with which huggingface_hub tests the umask and symbolic links, if a killed process left them.
+    """Delete files that a killed process left when huggingface_hub tested the umask and symbolic links.
 
-    A test that another process is running does not fail: the tested link works without a target.
+    If another process is testing now, its test still succeeds, because the tested link works without a target.
     """
     for left in (*blobs.glob("tmp_*-*-*-*-*"), *hub_places().cache.glob("tmp????????/dummy_file_*")):
         with suppress(OSError):
@@ -228,7 +227,7 @@ def _delete_test_files(blobs: Path) -> None:
 
 
 def _finish(part: Part, paths: Paths | None) -> list[str]:
-    """Record the pull, and write the ref that names the revision's commit for other programs. Return notices."""
+    """Record the pull, and note the revision's commit in the cache for other programs. Return notices."""
     _delete_test_files(repository(part.source) / "blobs")
     if part.source.gguf or part.texts_only:  # the registration says where a model is from
         return []

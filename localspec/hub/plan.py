@@ -1,6 +1,6 @@
-"""The files, bytes and digests that a pull will fetch, as its plan.
+"""Plans a pull: finds out from the server which files must be fetched, with their sizes and digests.
 
-The server is asked first, and models that localspec cannot run are refused.
+Models that localspec cannot run are refused.
 """
 
 import re
@@ -38,9 +38,9 @@ _READ_FIRST = 2**25  # bytes of a config.json or index that is read for a plan, 
 class Part:
     """The files to fetch from one revision of a repository.
 
-    `heads` is the kind of the drafter in the files; empty for a model. If `whole`, the files are pickles of a model
-    together with its Medusa heads. If `texts_only`, the files are a model's config and tokenizer, and its weights are
-    in the previous part. `here` are the names of the files that are in the cache already.
+    `heads` is the kind of drafter in the files, or empty for a model. If `whole`, the files are pickles that contain a
+    model and its Medusa heads. If `texts_only`, the files are only a model's config and tokenizer, and the previous
+    part has its weights. `here` are the names of the files that are in the cache already.
     """
 
     source: Source
@@ -57,13 +57,13 @@ class Part:
 
     @property
     def weights(self) -> int:
-        """Bytes of the weight files."""
+        """The bytes of the weight files."""
         return sum(file.bytes for file in self.files if is_weights(file.name))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The downloads of a pull; `disk_free` is the bytes free on the cache's disk."""
+    """All downloads of a pull. `disk_free` is the number of free bytes on the cache's disk."""
 
     parts: tuple[Part, ...]
     disk_free: int
@@ -93,7 +93,7 @@ def is_weights(name: str) -> bool:
 
 
 def plan(sources: Sequence[Source]) -> Plan:
-    """Return the plan of a pull, from the server's lists of files. Only config.json and indices of weights are fetched.
+    """Return the plan of a pull, from the server's lists of files. Only config.json and weight indices are fetched.
 
     Raises NotHere (no such repository, or offline), NotAllowed (gated), and LocalspecError for unsupported models or a
     failure of the server.
@@ -157,7 +157,7 @@ def _part(source: Source) -> Part:
 
 
 def _planned(source: Source, info: Any, config: Mapping[str, Any], files: Sequence[ExpectedFile], **more: Any) -> Part:
-    """Return the planned download of `files`. Raises ValueError for an invalid file, LocalspecError for a huge file."""
+    """Return the download of `files`. Raises ValueError for an invalid file, LocalspecError for an impossible size."""
     if odd := next((file for file in files if not is_valid(file)), None):
         raise ValueError(f"the answer lacks a valid length or digest of {odd.name}")
     if endless := next((file for file in files if file.bytes > _LONGEST), None):
@@ -174,7 +174,7 @@ def _planned(source: Source, info: Any, config: Mapping[str, Any], files: Sequen
 def _weight_names(
     source: Source, known: Mapping[str, ExpectedFile], read: Callable[[str], Any], heads: str
 ) -> list[str]:
-    """Return the weight files of the Hugging Face layout, without copies in other formats."""
+    """Return the names of a repository's weight files. Copies in other formats are left out."""
     if WEIGHTS in known:
         return [WEIGHTS]
     if INDEX in known:
@@ -199,7 +199,7 @@ def _weight_names(
 def _table(
     source: Source, known: Mapping[str, ExpectedFile], read: Callable[[str], Any], index: str, suffix: str
 ) -> dict[str, str]:
-    """Read the weight_map of an index: return the name of each tensor's file, by the tensor's name.
+    """Return which file has each tensor, from the weight_map of an index.
 
     Raises LocalspecError for an invalid index.
     """
@@ -217,7 +217,7 @@ def _table(
 
 
 def _check_supported(source: Source, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return notes about a model with this config.json. Raises LocalspecError if localspec cannot run it."""
+    """Return notes for the user about a model, by its config.json. Raises LocalspecError if localspec cannot run it."""
     if not config:
         raise LocalspecError(
             f"{source} has no config.json, so it is not a model in the Hugging Face layout; choose another."
@@ -244,8 +244,7 @@ def _check_supported(source: Source, config: Mapping[str, Any]) -> tuple[str, ..
 
 
 def _read(source: Source, commit: str, file: ExpectedFile) -> dict[str, Any]:
-    """Return the object in a small JSON file of a repository. Read the cache if it has the file, otherwise the
-    server."""
+    """Return the object in a small JSON file of a repository, from the cache or else from the server."""
     if not is_valid(file) or file.bytes > _READ_FIRST:
         raise ValueError(f"{file.name} has an impossible length")
     content = b""
@@ -273,7 +272,7 @@ def _read(source: Source, commit: str, file: ExpectedFile) -> dict[str, Any]:
 
 
 def _license(info: Any) -> str | None:
-    """Return the license that a repository's model card states, shortened."""
+    """Return the license in a repository's model card, shortened."""
     names = [getattr(info.card_data, name, None) for name in ("license", "license_name")] if info.card_data else []
     chosen = (
         next((name for name in reversed(names) if name), None)

@@ -1,4 +1,4 @@
-"""Records of pulls, one small file per repository. With them files can be verified without a network."""
+"""Saves what was pulled, in one small file per repository, so that files can be verified without a network."""
 
 import json
 import re
@@ -35,7 +35,7 @@ class ExpectedFile:
 
 @dataclass(frozen=True)
 class PullRecord:
-    """One pulled revision of a repository. `commit` is the commit of `source.revision` at that time."""
+    """A pulled revision of a repository. `commit` is the commit to which `source.revision` pointed at that time."""
 
     source: Source
     commit: str
@@ -49,7 +49,7 @@ def folder(source: Source) -> str:
 
 
 def all_records(paths: Paths | None = None) -> list[PullRecord]:
-    """Return every pulled revision of every repository. Unreadable records and invalid names are skipped."""
+    """Return the records of all pulled revisions. Unreadable records and invalid names are skipped."""
     directory, pulls = (paths or Paths(home())).pulled, []
     with suppress(OSError):
         for file in sorted(directory.glob("models--*.json")):
@@ -61,7 +61,7 @@ def all_records(paths: Paths | None = None) -> list[PullRecord]:
 
 
 def must_be_writable(paths: Paths | None = None) -> None:
-    """Make the directory of the records. Raises LocalspecError if it cannot be written."""
+    """Create the directory of the records. Raises LocalspecError if it cannot be written."""
     directory = (paths or Paths(home())).pulled
     try:
         with tempfile.TemporaryFile(dir=private_directory(directory)):
@@ -83,7 +83,7 @@ def record(source: Source, paths: Paths | None = None) -> PullRecord | None:
 
 
 def records(source: Source, paths: Paths | None) -> dict[str, PullRecord]:
-    """Return the records of a repository by revision. A damaged file counts as empty."""
+    """Return the records of a repository, by revision; empty if its file is damaged."""
     try:
         content: Any = parse_json(read_bytes(_record_file(source, paths)))
         if content["format"] != FORMAT or content["repo"] != source.repo:
@@ -104,7 +104,7 @@ def _pulled(source: Source, entry: Any) -> PullRecord:
 
 
 def is_valid(file: ExpectedFile) -> bool:
-    """Return whether the name is harmless, and length and digest are possible."""
+    """Return whether a file's name is harmless, and its length and digest are possible."""
     harmless = NAME.fullmatch(file.name) or GGUF_NAME.fullmatch(file.name)
     return bool(harmless and type(file.bytes) is int and file.bytes >= 0) and bool(
         isinstance(file.digest, str) and DIGEST.fullmatch(file.digest)
@@ -112,7 +112,7 @@ def is_valid(file: ExpectedFile) -> bool:
 
 
 def remember(source: Source, commit: str, files: tuple[ExpectedFile, ...], paths: Paths | None = None) -> str | None:
-    """Record a finished pull. Return a notice if an unreadable record had to be set aside. Raises OSError."""
+    """Save a finished pull's record. Return a notice if an unreadable record had to be set aside. Raises OSError."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     with _locked(source, paths):
         file, pulls = _record_file(source, paths), records(source, paths)
@@ -126,7 +126,7 @@ def remember(source: Source, commit: str, files: tuple[ExpectedFile, ...], paths
 
 
 def forget(source: Source, commit: str, paths: Paths | None = None) -> None:
-    """Remove a commit from the records. Raises OSError."""
+    """Remove the records of a commit. Raises OSError."""
     with _locked(source, paths):
         file, pulls = _record_file(source, paths), records(source, paths)
         left = {name: pulled for name, pulled in pulls.items() if pulled.commit != commit}
@@ -165,9 +165,9 @@ def _write(file: Path, source: Source, pulls: dict[str, PullRecord]) -> None:
 
 
 def packed_sources(paths: Paths) -> dict[str, PackedFile]:
-    """Return the packed models that were pulled, by source.
+    """Return the packed file of each pulled model, by its source.
 
-    Of several packed files of a source, return the registration, which only names GGUF files, or else the newest.
+    If there are several, return the registration, which only names GGUF files, or else the newest.
     """
     pulled = []
     for file in packed_files(paths):

@@ -1,4 +1,4 @@
-"""The source of a model: a repository of the Hugging Face hub at one revision, and one type of its GGUF files."""
+"""The source of a model: a repository on the Hugging Face hub, one revision of it, and one type of its GGUF files."""
 
 import re
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _REVISION = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[\w.-]+)*", re.ASCII)
 
 @dataclass(frozen=True)
 class Source:
-    """A source of a model: a repository `org/repo`, and a branch, a tag or a commit in it.
+    """The source of a model: a repository `org/repo`, and `revision`, which is a branch, a tag or a commit.
 
     `gguf` is a type of GGUF files, such as Q4_K_M, or empty.
     """
@@ -47,12 +47,12 @@ class Source:
 
 
 def is_address(text: str) -> bool:
-    """Return whether a text is an address at the hub: hf.co/… or https://huggingface.co/…."""
+    """Return whether a text is a web address on the hub: hf.co/… or https://huggingface.co/…."""
     return _ADDRESS.fullmatch(text) is not None
 
 
 def _from_address(text: str) -> str:
-    """Return the `org/repo[@revision][:TYPE]` of an address at the hub. Other texts are returned unchanged."""
+    """Return the `org/repo[@revision][:TYPE]` in a web address on the hub. Other texts are returned unchanged."""
     if (address := _ADDRESS.fullmatch(text.strip())) is None:
         return text
     path = re.split(r"[?#]", address[1])[0].strip("/")
