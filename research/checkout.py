@@ -1,4 +1,4 @@
-"""The places of this checkout. Importing this module makes tools/, tests/ and tui/ importable."""
+"""The root directory of this checkout (`ROOT`). Importing this module makes tools/, tests/ and tui/ importable."""
 
 import sys
 from pathlib import Path

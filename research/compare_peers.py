@@ -1,9 +1,10 @@
-"""Compare plain decoding with transformers and llama.cpp: the same weights, tokens and threads, in turns.
+"""Compare the speed of localspec without drafts with that of transformers and llama.cpp.
 
     python research/compare_peers.py -m MODEL [--peer llama.cpp --peer transformers] [--limit 4] [-n 128]
 
-llama.cpp is compiled by `pip install gguf llama-cpp-python`, in some minutes. The model must be one that you have in
-the Hugging Face layout: llama.cpp gets its weights in f16 and q8_0.
+All programs have the same weights, prompts and number of threads, and take turns. `pip install gguf llama-cpp-python`
+compiles llama.cpp in some minutes. MODEL must be in the Hugging Face layout; llama.cpp gets its weights in f16 and
+q8_0.
 """
 
 import argparse
@@ -42,20 +43,22 @@ REPETITIONS = 11  # of each forward
 
 
 class Contender(Protocol):
-    """A program to time: ours, or a peer."""
+    """A program to time: localspec or a peer."""
 
     @property
     def name(self) -> str: ...
 
     def forward(self, rows: int) -> None:
-        """Run one forward of `rows` tokens after 256, until the likeliest next token of each is on the host."""
+        """Run a forward of `rows` tokens after 256 earlier ones, until the likeliest next tokens are in the host's
+        memory.
+        """
 
     def tokens_per_second(self, prompt: str) -> float:
-        """Return the speed of a plain greedy reply after its first token; 0 if there is no second one."""
+        """Return the speed of a greedy reply without drafts, after its first token; 0 if it has only one token."""
 
 
 class Ours:
-    """A plain engine."""
+    """An engine of localspec that decodes without drafts."""
 
     def __init__(self, engine: Engine, limits: Limits) -> None:
         choice, target = engine.choice, engine.target
@@ -75,7 +78,7 @@ class Ours:
 
 
 class Peer(ABC):
-    """A peer. It gets our prompts as tokens, and decodes greedily until one of our stop tokens."""
+    """A program to compare with. It gets localspec's prompt as token ids, and decodes greedily until a stop token."""
 
     def __init__(self, engine: Engine, limits: Limits) -> None:
         self.target, self.vocabulary = engine.target, engine.target.config.vocab_size
@@ -92,11 +95,11 @@ class Peer(ABC):
 
     @abstractmethod
     def greedy(self, prompt: Sequence[int]) -> Iterator[int]:
-        """Yield the tokens of a greedy reply, without an end."""
+        """Yield the tokens of a greedy reply without limit; the caller stops at a stop token."""
 
 
 class Transformers(Peer):
-    """The stock model of transformers, with sdpa and a growing cache."""
+    """A model in transformers, with SDPA attention and a cache that grows."""
 
     def __init__(self, engine: Engine, limits: Limits) -> None:
         from transformers import AutoModelForCausalLM
@@ -121,7 +124,7 @@ class Transformers(Peer):
 
     @torch.inference_mode()
     def logits(self, tokens: Sequence[int], cache: Any, last: bool = False) -> torch.Tensor:
-        """Return logits [tokens, vocab_size] after the tokens in the cache, and append to it; [1, …] with `last`."""
+        """Append tokens to the cache. Return their logits [tokens, vocab_size], or with `last` only the last row."""
         ids = torch.tensor([list(tokens)], device=self.model.device)
         logits: torch.Tensor = self.model(ids, past_key_values=cache, logits_to_keep=int(last)).logits[0]
         return logits
@@ -144,7 +147,7 @@ def _dynamic_cache() -> Any:
 
 
 class LlamaCpp(Peer):
-    """A GGUF file of the model in llama.cpp."""
+    """A model in llama.cpp, which reads the same weights from a GGUF file."""
 
     def __init__(self, engine: Engine, limits: Limits, kind: gguf_writer.Kind, room: int) -> None:
         super().__init__(engine, limits)
@@ -156,7 +159,7 @@ class LlamaCpp(Peer):
         self._filled = False
 
     def logits(self, tokens: Sequence[int], start: int, last: bool = False) -> Any:
-        """Return a numpy array [tokens, vocabulary] for up to 512 tokens from position `start` on; with `last` [1, …]."""
+        """Read up to 512 tokens from position `start` on. Return their logits [tokens, vocabulary]; with `last` [1, …]."""
         self._gguf.set_threads(torch.get_num_threads())
         return self._gguf.logits(tokens, start, last)
 
@@ -202,7 +205,7 @@ def check(kinds: Sequence[str], engine: Engine, room: int) -> None:
 
 @contextmanager
 def opened(kinds: Sequence[str], engine: Engine, limits: Limits, room: int) -> Iterator[list[Contender]]:
-    """Load the peers: transformers in our precision or bf16, llama.cpp in f16 and q8_0."""
+    """Yield the loaded peers: transformers (bf16 if localspec packs the weights), and llama.cpp in f16 and q8_0."""
     with ExitStack() as stack:
         peers: list[Contender] = []
         if "transformers" in kinds:
@@ -215,7 +218,7 @@ def opened(kinds: Sequence[str], engine: Engine, limits: Limits, room: int) -> I
 def run_beside(
     contenders: Sequence[Contender], prompts: Sequence[str], progress: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Return medians of interleaved runs: milliseconds of a forward by its rows, and tokens/s of greedy decoding."""
+    """Measure all programs in turns. Return each one's median milliseconds of a forward by its rows, and tokens/s."""
     seconds: dict[str, dict[int, list[float]]] = {c.name: {rows: [] for rows in ROWS} for c in contenders}
     speeds: dict[str, list[float]] = {contender.name: [] for contender in contenders}
     turns = REPETITIONS * len(ROWS)
@@ -241,7 +244,7 @@ def run_beside(
 
 
 def compare(model: str, kinds: Sequence[str], texts: Sequence[str], most: int, show: Callable[[str], None]) -> Any:
-    """Return the figures of ours and of the peers."""
+    """Load the model in localspec and in the peers, and return the measurements of `run_beside`."""
     limits = Limits(most)
     card = resolve(model)
     if card.imported_as:
@@ -259,7 +262,7 @@ def compare(model: str, kinds: Sequence[str], texts: Sequence[str], most: int, s
 
 
 def main() -> int:
-    """Return the exit code."""
+    """Parse the arguments, measure, and print the figures as JSON. Return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-m", "--model", required=True)
     parser.add_argument("--peer", action="append", metavar="NAME", help=f"{', '.join(KINDS)}; all by default")

@@ -1,16 +1,17 @@
-"""Count the replies that are the same with and without speculation, by every drafter on a CPU.
+"""Count the replies that differ with and without speculation, for every drafter on a CPU.
 
     python research/compare_replies.py --prompts data/eval --work build/replies --out replies.md
 
-Each prompt is answered greedily and seeded, by plain decoding and by every drafter with fixed trees, in both packings,
-with 1 and 2 threads, and with each set of instructions that this CPU has, in separate processes. Replies are saved in
-`--work`, so a run that was stopped continues, and `--isa neon` may add those of another machine to the same folder.
+Each prompt is answered greedily and seeded, by plain decoding (without drafts) and by every drafter with draft trees of
+a fixed size. This is repeated for int8 and int4 weights, 1 and 2 threads, and each instruction set of this CPU, in
+separate processes. Replies are saved in `--work`, so a stopped run can continue. `--isa neon` can add the replies of
+another machine to that folder.
 
     python research/compare_replies.py --covering 100 -m FILE --pair TARGET --drafters phrases draft_model …
 
-Each prompt is answered once with drafts and once without, in one combination of sampling, drafter, packing, threads and
-instructions. Combinations are drawn so that every pair of two of these occurs. Drafters that need a draft model answer for
-the model of `--pair`, and the others for `-m`.
+Each prompt is answered once with drafts and once without, with one combination of sampling, drafter, packing, threads
+and instruction set. The draw prefers combinations with pairs of values that are still rare. Drafters with a draft model
+use the model of `--pair`; the others use that of `-m`.
 """
 
 import argparse
@@ -56,7 +57,7 @@ TRIES = 200  # combinations, of which the one with the most new pairs is taken
 
 
 def drafters() -> list[str]:
-    """Every kind, and those that phrases can be added to with them, too; plain decoding first."""
+    """Return the names of all drafters: plain decoding first, and at the end those with phrases in addition."""
     lengthened = [f"{kind.name}{WITH_PHRASES}" for kind in TABLE if kind.name != PLAIN and not kind.has_phrases]
     return [PLAIN, *(kind.name for kind in TABLE if kind.name != PLAIN), *lengthened]
 
@@ -90,7 +91,7 @@ def main() -> None:
 
 
 def supported() -> list[str]:
-    """Return the instructions that this CPU has, the best first."""
+    """Return the instruction sets that this CPU supports, the best first."""
     library = compiled.library()
     assert library is not None, compiled.missing()
     return [name for number, name in enumerate(compiled.ISAS) if library.ls_isa_supported(number)][::-1]
@@ -100,7 +101,7 @@ def supported() -> list[str]:
 
 
 def answer_all(options: argparse.Namespace) -> None:
-    """Make the replies that are not there, with the instructions in use."""
+    """Generate and save the missing replies of every drafter, with the instruction set in use."""
     isa, card = compiled.instruction_set(), registry.resolve(options.model)
     with Store.open(options.work / f"localspec-{isa}.db", print) as store:
         for packing in PACKINGS:
@@ -139,7 +140,7 @@ def engine_of(card: registry.TargetCard, packing: str, drafter: str, store: Stor
 
 
 def fitting(plain: Engine, options: argparse.Namespace) -> list[str]:
-    """Return the first prompts that leave room for a reply."""
+    """Return the first `--limit` prompts that leave room for a reply in the context."""
     room = plain.target.context - options.max_tokens
     texts = [question.text for question in questions(options.prompts, None)]
     return [text for text in texts if len(plain.target.encode(message(text))) <= room][: options.limit]
@@ -150,7 +151,7 @@ def message(prompt: str) -> list[dict[str, str]]:
 
 
 def answered(engine: Engine, prompts: Sequence[str], threads: int, most: int) -> dict[str, Any]:
-    """Return the tokens of every reply by mode, and the tokens and steps of all of them."""
+    """Answer all prompts. Return the token ids by mode (greedy, seeded), and the sums of tokens and of steps."""
     replies: dict[str, Any] = {mode: [] for mode in MODES} | {"tokens": 0, "steps": 0}
     for number, prompt in enumerate(prompts):
         for mode, sampling in zip(MODES, (Sampling(), Sampling(temperature=TEMPERATURE, seed=number)), strict=True):
@@ -172,7 +173,10 @@ def answer(engine: Engine, prompt: str, sampling: Sampling, threads: int, most: 
 
 
 def gaps(plain: Engine, prompts: Sequence[str], expected: dict[str, Any], actual: dict[str, Any]) -> list[float | None]:
-    """Return, for each reply that differs, the target's logit gap between the two tokens; None where one text ends."""
+    """Return, for each reply that differs, the target's logit gap between the two tokens at the first difference.
+
+    A gap is None if one of the two replies ends there.
+    """
     return [
         gap(plain, prompt, ids, list(other))
         for mode in MODES
@@ -209,7 +213,7 @@ def every(options: argparse.Namespace) -> list[Combination]:
 
 
 def drawn(options: argparse.Namespace) -> list[Combination]:
-    """Return a combination for each prompt, the same in every process."""
+    """Return a combination for each prompt. The seed is fixed, so every process draws the same ones."""
     source, possible = random.Random(0), every(options)
     counts, chosen = Counter[tuple[tuple[str, Any], ...]](), list[Combination]()
     for _ in range(options.covering):
@@ -220,7 +224,7 @@ def drawn(options: argparse.Namespace) -> list[Combination]:
 
 
 def answer_drawn(options: argparse.Namespace) -> None:
-    """Answer the prompts whose combination has the instructions in use, and are not answered yet."""
+    """Answer the prompts whose combination has the instruction set in use, if they were not answered before."""
     isa, output = compiled.instruction_set(), options.work / "covering.jsonl"
     done = {line["number"] for line in records(output)}
     texts = [question.text for question in questions(options.prompts, None) if len(question.text) <= CHARACTERS]
@@ -259,7 +263,7 @@ def records(file: Path) -> list[dict[str, Any]]:
 
 
 def covering_page(options: argparse.Namespace) -> str:
-    """Return the page of the replies, by each value of each factor."""
+    """Return a page about the replies, with a table row for each value of sampling, drafter, packing and so on."""
     lines = records(options.work / "covering.jsonl")
     fields = Combination._fields
     pairs = set().union(*(Combination(*(line[name] for name in fields)).pairs() for line in lines))
@@ -300,7 +304,7 @@ def covering_page(options: argparse.Namespace) -> str:
 
 
 def page(model: str, work: Path) -> str:
-    """All replies in the folder, by drafter and by instructions."""
+    """Return a page about all replies in the folder, with a table by drafter and one by instruction set."""
     runs = {tuple(file.stem.split(" ")): json.loads(file.read_text("utf-8")) for file in work.glob("*.json")}
     replies = sum(len(run[mode]) for run in runs.values() for mode in MODES)
     tokens = sum(run["tokens"] for run in runs.values())

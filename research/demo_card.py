@@ -50,7 +50,7 @@ PROMPTS = (
 
 @dataclass
 class Sample:
-    """One unedited reply."""
+    """A prompt and the model's unedited reply."""
 
     prompt: str
     reply: str
@@ -58,7 +58,7 @@ class Sample:
 
 
 def sampling(model: Any) -> dict[str, float]:
-    """Return the sampling of stock `generate`: the model's generation_config, and top_k 50 where that is silent."""
+    """Return the settings with which `generate` samples: those of the model's generation_config, by default top_k 50."""
     config = model.generation_config
     return {
         "temperature": config.temperature,
@@ -68,7 +68,7 @@ def sampling(model: Any) -> dict[str, float]:
 
 
 def speak(model: Any, tokenizer: Any) -> list[Sample]:
-    """Return one reply to each of PROMPTS, sampled with the model's own settings from the same seed."""
+    """Return a reply to each of PROMPTS, sampled with the model's own settings. The seed is the same for each reply."""
     samples, ends = [], model.generation_config.eos_token_id
     for prompt in PROMPTS:
         inputs = tokenizer.apply_chat_template(
@@ -86,13 +86,13 @@ def speak(model: Any, tokenizer: Any) -> list[Sample]:
 
 
 def table(head: list[str], rows: Iterable[list[str]], left: int = 1) -> str:
-    """Return a Markdown table; the columns after the first `left` are numbers."""
+    """Return a Markdown table. All columns after the first `left` have numbers, so they are aligned to the right."""
     rule = ["---" if i < left else "---:" for i in range(len(head))]
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, rule, *rows])
 
 
 def fenced(text: str) -> str:
-    """`text` as a Markdown code block, whatever backticks it holds, control characters as visible symbols."""
+    """Return `text` as a Markdown code block, which backticks cannot end. Control characters become visible symbols."""
     text = text.translate(CONTROL_SYMBOLS)
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
@@ -100,7 +100,7 @@ def fenced(text: str) -> str:
 
 
 def architecture(model: Any, weights: int) -> str:
-    """Return the table of sizes, from the loaded model; `weights` in bytes."""
+    """Return the table of the loaded model's sizes; `weights` is the size of its weights in bytes."""
     config = model.config
     rope = getattr(config, "rope_parameters", None) or {"rope_theta": config.rope_theta}
     heads = config.num_attention_heads
@@ -133,7 +133,7 @@ BEGAN = (  # if `--begin` continued from the model that was here before
 
 
 def recipe(model: Any, training: dict[str, Any]) -> str:
-    """Return how the model was trained, from the constants of the scripts and the record of train_demo.py."""
+    """Return the section on the training, from the constants of the scripts and the record of train_demo.py."""
     stages, names = [], [name for name in ("long", "last") if name in training]
     factor = training.get("rate", 1.0)
     for name in names:
@@ -193,7 +193,7 @@ def recipe(model: Any, training: dict[str, Any]) -> str:
 
 
 def loss_cells(loss: Loss) -> list[str]:
-    """One row of the card's table."""
+    """Return the cells of one row in the table of held-out losses."""
     return [
         f"`{loss.source}`",
         loss.kind,
@@ -205,7 +205,7 @@ def loss_cells(loss: Loss) -> list[str]:
 
 
 def losses_section(losses: list[Loss], dtype: str) -> str:
-    """Return the table of held-out losses with an explanation."""
+    """Return the section with the table of held-out losses and its explanation."""
     rows = [loss_cells(loss) for loss in losses]
     for kind in ("text", "chat"):
         of_kind = [loss for loss in losses if loss.kind == kind]
@@ -222,7 +222,7 @@ def losses_section(losses: list[Loss], dtype: str) -> str:
 
 
 def samples_section(samples: list[Sample], settings: dict[str, float], dtype: str) -> str:
-    """Return the prompts with their replies, and how they were made."""
+    """Return the section with the prompts and replies, and how the replies were made."""
     listed = ", ".join(f"{key} {value}" for key, value in settings.items())
     parts = [
         "First reply to each of ten prompts fixed beforehand, unedited, with `transformers` only "
@@ -253,7 +253,7 @@ LIMITS = f"""\
 
 
 def attribution_section(data: Path) -> str:
-    """Return the text of the data's ATTRIBUTION.md with lower headings. Raises SystemExit if a source is missing in it."""
+    """Return the data's ATTRIBUTION.md with headings two levels lower. Raises SystemExit if it lacks a source."""
     text = (data / "ATTRIBUTION.md").read_text(encoding="utf-8")
     missing = sorted(source for source in SHARED if f"`{source}`" not in text)
     if missing:
@@ -263,7 +263,7 @@ def attribution_section(data: Path) -> str:
 
 
 def notices(data: Path) -> str:
-    """Every different text below DATA/LICENSES once, under the names it has there."""
+    """Return all licence texts in DATA/LICENSES. Equal texts occur once, under all their file names."""
     places: dict[str, list[str]] = {}
     for path in sorted((data / "LICENSES").rglob("*")):
         if path.is_file():
@@ -323,7 +323,7 @@ changes and the licence texts that those licences ask for. Where the next sectio
 
 
 def main() -> None:
-    """Check, measures, writes; stop with one sentence before OUT is touched where a check fails."""
+    """Check the model, measure it, and write it with its card. If a check fails, exit before OUT is changed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="the training data, with ATTRIBUTION.md and LICENSES")
     parser.add_argument("--work", type=Path, required=True, help="where train_demo.py left model and model.json")

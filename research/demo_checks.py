@@ -1,4 +1,4 @@
-"""Conditions of a demo model before it is shipped; each check ends the program with one sentence if it fails."""
+"""Checks of a demo model before it is shipped. Each check ends the program with one sentence if it fails."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,7 +20,7 @@ MODEL_FILES = (
 
 
 def check_size(model_directory: Path) -> None:
-    """SystemExit where a file of the export is missing or the weights are above WEIGHTS_LIMIT bytes."""
+    """Raise SystemExit if an exported file is missing, or if the weights take more than WEIGHTS_LIMIT bytes."""
     missing = [name for name in MODEL_FILES if not (model_directory / name).is_file()]
     if missing:
         raise SystemExit(f"{model_directory} lacks {', '.join(missing)}; let train_demo.py end first.")
@@ -30,8 +30,9 @@ def check_size(model_directory: Path) -> None:
 
 
 def check_tokenizer(examples: list[dict[str, Any]], tokenizer: Any) -> tuple[int, int]:
-    """SystemExit where the shipped tokenizer differs from what was trained on, or does not give a text back; else how
-    many chats and how many texts were compared.
+    """Check the exported tokenizer, and return the number of chats and the number of texts that were compared.
+
+    Raises SystemExit if it gives other token ids than in training, or if a decoded text differs from the original.
     """
     chats = [e for e in examples if "messages" in e]
     corpus = Corpus.encode(chats, tokenizer)
@@ -50,7 +51,7 @@ def check_tokenizer(examples: list[dict[str, Any]], tokenizer: Any) -> tuple[int
 
 
 def check_no_paths(contents: dict[str, bytes], places: Iterable[Path]) -> None:
-    """SystemExit where a file to be written names one of the directories it was made from."""
+    """Raise SystemExit if a file to be written contains the path of one of the directories `places`."""
     for name, content in contents.items():
         for place in places:
             if str(place.resolve()).encode() in content:

@@ -1,4 +1,4 @@
-"""The shapes of the demo model and of its draft model, their optimisers, and the files they are shipped in."""
+"""The configurations of the demo model and of its draft model, their optimisers, and the export to files."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ SHAPES = {
 
 
 def demo_config(shape: str = "small") -> Phi3Config:
-    """7.3 million parameters; `large` has 18, for a training on a graphics card."""
+    """Return the demo model's configuration: 7.3 million parameters, or 18 million (`large`, for training on a GPU)."""
     return Phi3Config(
         vocab_size=VOCABULARY, **SHAPES[shape], num_key_value_heads=2, max_position_embeddings=CONTEXT,
         original_max_position_embeddings=CONTEXT, tie_word_embeddings=True, bos_token_id=0, eos_token_id=4,
@@ -26,13 +26,13 @@ def demo_config(shape: str = "small") -> Phi3Config:
 
 
 def draft_config(teacher: Phi3Config) -> Phi3Config:
-    """About a million parameters, half of them the embedding; the teacher's vocabulary and context."""
+    """Return the configuration of a draft model for this teacher, with about a million parameters."""
     shape = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 2, "num_attention_heads": 2}
     return Phi3Config(**teacher.to_diff_dict() | shape | {"num_key_value_heads": 1})
 
 
 def draft_of(teacher: Phi3ForCausalLM) -> Phi3ForCausalLM:
-    """Return a new draft model; its embedding begins as the leading principal components of the teacher's."""
+    """Return a new draft model. Its embedding is initialised with the leading principal components of the teacher's."""
     model = Phi3ForCausalLM(draft_config(teacher.config))
     table = teacher.model.embed_tokens.weight.detach().float()
     width = model.config.hidden_size
@@ -42,7 +42,7 @@ def draft_of(teacher: Phi3ForCausalLM) -> Phi3ForCausalLM:
 
 
 def muon_in_float32() -> None:
-    """Let torch's Muon, which casts to bfloat16, compute in fp32: without bf16 instructions a step takes minutes."""
+    """Make torch's Muon compute in fp32, not bfloat16. On CPUs without bf16 instructions, a step would take minutes."""
 
     def zeroth_power(
         grad: torch.Tensor, coefficients: tuple[float, float, float], steps: int, eps: float
@@ -60,7 +60,7 @@ def muon_in_float32() -> None:
 
 
 def optimizers(model: Phi3ForCausalLM) -> list[tuple[torch.optim.Optimizer, float]]:
-    """Muon for the matrices, AdamW for embeddings and norms: twice the progress a token of AdamW for all, at this size."""
+    """Return the optimisers and their learning rates: Muon for the matrices, AdamW for embeddings and norms."""
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     rest = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
     return [

@@ -21,13 +21,13 @@ SAID = 120  # tokens of a sample, at most
 
 
 def log(file: Path, record: dict[str, Any]) -> None:
-    """One line more."""
+    """Append a record to a file, as one line of JSON."""
     with file.open("a", encoding="utf-8") as out:
         out.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
 def pieces(corpus: Corpus) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
-    """(source, ids [tokens], marks [tokens]) of every example, cut at the context."""
+    """Return (source, ids [tokens], marks [tokens]) of each example, cut at the context length."""
     examples = []
     for i, source in enumerate(corpus.sources.tolist()):
         part = slice(corpus.offsets[i], min(corpus.offsets[i + 1], corpus.offsets[i] + CONTEXT))
@@ -39,7 +39,7 @@ def pieces(corpus: Corpus) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
 
 @dataclass
 class Loss:
-    """Held-out loss of one source, nats summed over `tokens` predicted tokens."""
+    """A held-out loss of one source. `nats` is the sum of the losses of `tokens` predicted tokens."""
 
     source: str
     kind: str  # text: every token counts; chat: the assistant's tokens count, with the end mark
@@ -54,7 +54,7 @@ class Loss:
 
 @torch.no_grad()
 def held_out_losses(model: Any, aside: Corpus) -> list[Loss]:
-    """One Loss a source that has anything to predict, in the order of their names."""
+    """Return the held-out loss of each source, in the order of the sources' names."""
     losses: dict[str, Loss] = {}
     device = getattr(model, "device", "cpu")
     for source, ids, marks in pieces(aside):
@@ -69,7 +69,7 @@ def held_out_losses(model: Any, aside: Corpus) -> list[Loss]:
 
 @torch.no_grad()
 def samples(model: Any, tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:
-    """Return greedy replies to PROMPTS; one that did not end by itself ends with an ellipsis in brackets."""
+    """Return greedy replies to PROMPTS. Replies that reached the limit of tokens end with an ellipsis in brackets."""
     replies, device = {}, next(model.parameters()).device
     end = tokenizer.eos_token_id
     for prompt in PROMPTS:
@@ -84,8 +84,10 @@ def samples(model: Any, tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:
 
 @torch.no_grad()
 def agreement(model: Phi3ForCausalLM, teacher: Phi3ForCausalLM, aside: Corpus) -> dict[str, Any]:
-    """On what assistants say in held-out chats: how often both models hold the same token likeliest,
-    and the mean overlap of their distributions: how often a drafted token can at best be accepted at temperature 1.
+    """Return how well a draft model agrees with its teacher, on the assistant's tokens in held-out chats.
+
+    `agreement` is the share of tokens for which both have the same likeliest token. `overlap` is the mean overlap of
+    both distributions, which is the best possible acceptance rate at temperature 1.
     """
     same, overlap, count = 0.0, 0.0, 0
     device = next(model.parameters()).device

@@ -1,4 +1,4 @@
-"""The demo model's tokenizer, and examples as rows of its tokens."""
+"""The demo model's tokenizer, and its training examples as token ids."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str], target: Path) -> PreTrainedTokenizerFast:
-    """Byte-level BPE of VOCABULARY entries, single digits; one that lies in `target` already is taken as it is."""
+    """Train a byte-level BPE tokenizer with VOCABULARY entries, or load it if the directory `target` has one."""
     if (target / "tokenizer.json").exists():
         return PreTrainedTokenizerFast.from_pretrained(target)
     bare = Tokenizer(models.BPE())
@@ -45,8 +45,9 @@ def train_tokenizer(texts: Iterable[str], target: Path) -> PreTrainedTokenizerFa
 
 @dataclass
 class Corpus:
-    """Examples one after another as token ids; `marks` is true for texts, and in chats for what an assistant says,
-    with its end mark: what is always learnt.
+    """A sequence of encoded examples. `marks` is True for the tokens that always count in full in the training loss.
+
+    These are all tokens of texts, and in chats the assistant's tokens with their end token.
     """
 
     ids: np.ndarray  # uint16 [tokens]
@@ -85,13 +86,13 @@ class Corpus:
         return cls(stored["ids"], stored["spoken"], stored["offsets"], stored["sources"])
 
     def save(self, file: Path) -> None:
-        """All or nothing: a run that is killed here leaves no half file."""
+        """Write the corpus under a temporary name, then rename it: a killed run leaves no incomplete file."""
         new = file.with_suffix(".new.npz")
         np.savez_compressed(new, ids=self.ids, spoken=self.marks, offsets=self.offsets, sources=self.sources)
         new.replace(file)
 
     def rows(self, length: int, skip: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """(ids, labels, marks), each [length], labels being the ids one place on; whole rows only, after `skip`."""
+        """Yield (ids, labels, marks), each [length], of all whole rows after the first `skip`. Labels are the next ids."""
         for start in range(skip * length, len(self.ids) - length, length):
             inputs, targets = slice(start, start + length), slice(start + 1, start + length + 1)
             yield self.ids[inputs].astype(np.int64), self.ids[targets].astype(np.int64), self.marks[targets]

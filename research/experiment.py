@@ -1,7 +1,8 @@
-"""The parts that the scripts for the papers' claims share: flags, results, replies, trainings, and the page.
+"""Common parts of the scripts that test the claims of papers: flags, saved results, replies, trainings, and the page.
 
-Each script takes published models by name, appends every result to `OUT/MODEL/results.jsonl`, and prints a page. After Ctrl+C or
-a kill the same command continues. A page lists the parts and rows that were not run once, after the tables of a model.
+Each script takes the names of published models, appends every result to `OUT/MODEL/results.jsonl`, and prints a page.
+After Ctrl+C or a kill, the same command continues. After the tables of a model, the page lists the parts and rows that
+were not run.
 """
 
 import argparse
@@ -70,7 +71,7 @@ Rows = dict[str, list[Reply]]
 
 
 def parser(about: str, trains: bool = True) -> argparse.ArgumentParser:
-    """Return a parser with the flags of all scripts, and with those of trainings if the script `trains`."""
+    """Return a parser with the flags that all scripts have, and with the flags of trainings if the script `trains`."""
     arg_parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     arg_parser.add_argument(
         "-m", "--models", nargs="+", required=True, help="names of models that were imported or pulled"
@@ -97,18 +98,18 @@ def parser(about: str, trains: bool = True) -> argparse.ArgumentParser:
 
 
 def positive(text: str) -> int:
-    """Return a whole number above 0."""
+    """Return the whole number above 0 in the text of a flag. Raises ArgumentTypeError for any other text."""
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text} is not possible; give a whole number above 0")
     return int(text)
 
 
 class OutOfTime(Exception):
-    """The time of `--minutes` is over."""
+    """An error: a result is missing, and nothing more may be measured, for example because `--minutes` are over."""
 
 
 class Results:
-    """Results by key, one line of JSON each. A line that was cut by a kill is discarded."""
+    """A file of results by key, one line of JSON for each. An incomplete last line is discarded."""
 
     def __init__(self, file: Path, minutes: float | None = None) -> None:
         self._file, self._known = file, dict[str, Any]()
@@ -128,7 +129,7 @@ class Results:
         return None if self._end == float("inf") else max(self._end - time.monotonic(), 0)
 
     def of(self, key: str, make: Callable[[], Any]) -> Any:
-        """Return the result of a key. A missing one is made and saved; None if nothing more may be measured."""
+        """Return the saved result of a key, or make and save it. Return None if nothing more may be measured."""
         if key not in self._known:
             if not self.measuring or time.monotonic() > self._end:
                 return None
@@ -156,7 +157,7 @@ def commit() -> str:
 
 
 def checked_flags(arg_parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the parsed flags. Refuse files that cannot be read, and a folder that has results of other settings."""
+    """Return the parsed flags. Exit if a file cannot be read, or if the folder has results of other settings."""
     options = arg_parser.parse_args(argv)
     if options.smoke:
         for name, value in SMOKE.items():
@@ -179,7 +180,7 @@ def checked_flags(arg_parser: argparse.ArgumentParser, argv: Sequence[str] | Non
 
 
 def of_model(options: argparse.Namespace, model: str) -> argparse.Namespace:
-    """Return the flags for one of the models, with its own folder."""
+    """Return the flags for one of the models, with a separate output folder."""
     model_options = copy(options)
     model_options.model, model_options.out = model, options.out / file_name(model)
     return model_options
@@ -188,7 +189,7 @@ def of_model(options: argparse.Namespace, model: str) -> argparse.Namespace:
 def same_settings(
     arg_parser: argparse.ArgumentParser, work: Path, decisive: Mapping[str, Any], flag: str = "--work"
 ) -> None:
-    """Refuse a directory whose results were made with other settings, and name the difference."""
+    """Exit if a directory has results of other settings, and name the difference. Save a new directory's settings."""
     try:
         work.mkdir(parents=True, exist_ok=True)
         old = saved_json(work / "settings.json", lambda: decisive)
@@ -214,7 +215,7 @@ def weights(card: registry.TargetCard) -> dict[str, Any]:
 
 
 def content(places: Path | Sequence[Path] | None) -> list[str]:
-    """Return the names of files, or of those in a directory, each with a digest. Raises UsageMistake."""
+    """Return the name and digest of each file, or of each .jsonl file in a directory. Raises UsageMistake."""
     listed = [] if places is None else [places] if isinstance(places, Path) else places
     digests = []
     for path in listed:
@@ -238,7 +239,7 @@ def saved_json(file: Path, make: Callable[[], Any]) -> Any:
 
 
 def file_name(title: str) -> str:
-    """Return a title as a file name."""
+    """Return a title as a file name: spaces and most punctuation become hyphens."""
     return "".join(letter if letter.isalnum() or letter in "+.-" else "-" for letter in title)
 
 
@@ -256,8 +257,8 @@ def page(
 ) -> None:
     """Run the parts of a paper on each model and print the page.
 
-    `flags` returns settings for loading the models. `more` explains the columns. What the figures show is added by hand,
-    after the title.
+    `flags` returns the settings for loading the models. `more` is a text that explains the columns. Conclusions are
+    added to the page by hand.
     """
     options = checked_flags(arg_parser, argv)
     done, commits = [], dict[str, None]()
@@ -306,9 +307,9 @@ def about(options: argparse.Namespace, script: str, more: str, commits: Sequence
 
 
 def only_run(body: str) -> tuple[str, list[str]]:
-    """Return a part of the page without its rows that were not run, and the names of those rows.
+    """Return the text of a part without the table rows that were not run, and the names of these rows.
 
-    The part is empty if nothing of it was run.
+    The text is empty if no row was run.
     """
     lines, missing, rows = list[str](), list[str](), 0
     for line in body.split("\n"):
@@ -327,7 +328,7 @@ def only_run(body: str) -> tuple[str, list[str]]:
 
 
 def questions(path: Path, count: int | None) -> list[BenchPrompt]:
-    """Return `count` prompts, or all: files take turns, and within a file categories do."""
+    """Return `count` prompts, or all if None. Files take turns, and so do the categories within a file."""
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
     all_prompts = [
         replace(prompt, category=file.stem) for file in files for prompt in prompts.spread(prompts.read(file), None)
@@ -339,7 +340,7 @@ def questions(path: Path, count: int | None) -> list[BenchPrompt]:
 
 @dataclass
 class Bench:
-    """A model that answers prompts. It is loaded when the first reply is needed. `flags` are settings for loading it."""
+    """A model that answers prompts. It is loaded for the first reply, with the settings `flags`."""
 
     options: argparse.Namespace
     results: Results
@@ -386,9 +387,9 @@ class Bench:
         return rows
 
     def text(self, prompt: BenchPrompt, sampling: Sampling = GREEDY, most: int = 0) -> Reply:
-        """Return the ids of the prompt and of its reply, at most `most` tokens; {} if the prompt is too long.
+        """Return the ids of the prompt and of the target's reply, at most `most` tokens; {} if the prompt is too long.
 
-        Raises OutOfTime if it is missing and nothing more may be measured.
+        The reply is saved. Raises OutOfTime if it is missing and nothing more may be measured.
         """
         most = most or self.options.max_tokens
         settings = f"{most} {sampling.temperature} {sampling.top_p} {sampling.seed} {self.changed} {dict(self.flags)}"
@@ -416,10 +417,11 @@ class Bench:
         whole: bool = False,
         replay: bool = False,
     ) -> Reply:
-        """Return a reply. It ends where the text of `text` repeats itself, unless it is `whole`.
+        """Return the figures of a reply with the drafter that `make` returns.
 
-        `whole` is for acceptance rules that give other texts. `replay` decodes the saved text again without the target;
-        what the target would pick after other tokens is then unknown.
+        The reply must repeat the saved text of `text`, and ends where that begins to loop. `whole` replies are neither
+        compared nor cut, because some acceptance rules change the text. `replay` decodes the saved text again without
+        the target. What the target would choose after other tokens is then unknown.
         """
         if not (text := self.text(prompt, GREEDY if whole else sampling, most)):
             return {}
@@ -454,17 +456,17 @@ def _generated(
 
 
 def always(drafter: Drafter) -> MakeDrafter:
-    """Return a function that gives each reply the same drafter, which has learned from earlier replies."""
+    """Return a function that gives every reply the same drafter, with all that it learned from earlier replies."""
     return lambda pool: drafter
 
 
 def plain(pool: PhrasePool) -> Drafter:
-    """Draft nothing."""
+    """Return a drafter that drafts nothing."""
     return Autoregressive()
 
 
 def phrases(pool: PhrasePool) -> Drafter:
-    """Draft only phrases."""
+    """Return a drafter that drafts only phrases, which are token sequences that occurred before."""
     return WithPhrases(Autoregressive(), pool)
 
 
@@ -473,7 +475,7 @@ def phrases(pool: PhrasePool) -> Drafter:
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to train a drafter: kind, options, and flags of `train`. If `distilled`, it learns from the target's answers."""
+    """A way to train a drafter: its kind, options and flags. If `distilled`, it is trained on the target's answers."""
 
     kind: str
     options: Mapping[str, object] = field(default_factory=dict)
@@ -488,12 +490,12 @@ class Variant:
 
     @property
     def together(self) -> dict[str, object]:
-        """The options, and those of every training of the kind."""
+        """The options of this variant, with those that all trainings of its kind have."""
         return {**ALWAYS.get(self.kind, {}), **self.options}
 
 
 def trained(variant: Variant, seed: int, bench: Bench) -> dict[str, Any]:
-    """Return facts of a finished training. A training that was stopped continues.
+    """Train a variant with a seed, and return facts about the result. A stopped training continues.
 
     Raises OutOfTime if it is not finished and nothing more may be run, and LocalspecError if it was refused or failed.
     """
@@ -516,12 +518,12 @@ def trained(variant: Variant, seed: int, bench: Bench) -> dict[str, Any]:
 
 
 def finished(directory: Path) -> bool:
-    """Return whether a directory has the result of a training, which a kill may have kept from being noted."""
+    """Return whether a training is complete, even if this program was killed before it saved the result."""
     return (directory / "drafter" / CARD).exists() and checkpoint.state(directory / "checkpoint") is None
 
 
 def _train(variant: Variant, seed: int, bench: Bench, directory: Path, data: Sequence[Path]) -> None:
-    """Train to the end. Raises the errors of `trained`."""
+    """Run `localspec train` until the training is complete. Raises the errors of `trained`."""
     options = bench.options
     with Lock(directory) as lock:  # a training may continue after this program was killed
         lock.take()
@@ -584,7 +586,7 @@ def compared(variants: Mapping[str, Variant], bench: Bench) -> str:
 
 
 def _measured(directory: Path, bench: Bench) -> list[Reply]:
-    """Return the replies with a trained drafter. If its training changed the target, the changed one replies."""
+    """Return the replies with a trained drafter. If the training also changed the target, the changed one answers."""
     changed = directory / "target"
     variant_bench = replace(bench, changed=changed) if changed.exists() else bench
     loaded: list[Drafter] = []
@@ -598,6 +600,6 @@ def _measured(directory: Path, bench: Bench) -> list[Reply]:
 
 
 def common(*rows: Sequence[Sequence[Reply]]) -> list[list[Sequence[Reply]]]:
-    """Return the replies of each row and seed to the first prompts, as many as all of them have answered."""
+    """Return the lists of replies cut to equal length: the number of prompts that every row and seed has answered."""
     count = min(len(replies) for row in rows for replies in row)
     return [[replies[:count] for replies in row] for row in rows]

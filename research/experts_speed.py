@@ -1,13 +1,14 @@
-"""Write mixtures of experts with random weights in the shapes of published ones, and time localspec or llama.cpp with them.
+"""Write mixtures of experts with random weights, and time forwards of localspec or llama.cpp with them.
 
     python research/experts_speed.py write 30b-a3b 30b-a3b.gguf --vocabulary MODEL.gguf [--layers 48]
     python research/experts_speed.py ours|llama.cpp 30b-a3b.gguf [--rows 1,4,8] [--threads 2] [--on-disk]
 
-`write` needs the package gguf. It takes the tokens of another GGUF file, and adds unused ones up to the number of the shape. The
-name of the file begins with the shape's. Blocks are random, with scales of usual size. Routers are random too, and embeddings are
-large, so rows choose experts nearly independently, which is the worst case for several rows. Peak memory includes the mapped
-file, so it shows how many experts were used. `--on-disk` is for a process with less memory than the file takes: localspec then
-reads the chosen experts in advance. A figure is the median time of forwards of this number of rows after 64 tokens.
+`write` makes a GGUF file in the shape of a published model, and needs the package gguf. It takes the tokens of another
+GGUF file, and adds unused ones up to the shape's number. The file's name must begin with the name of the shape. Experts
+are chosen nearly independently for each row, because routers are random and embeddings are large. For several rows this
+is the worst case. The other commands print the median time of forwards of each number of rows, after 64 tokens. Peak
+memory includes the mapped file, so it shows how many experts were used. With `--on-disk`, for a file that is larger
+than the memory, localspec reads the chosen experts in advance.
 """
 
 import argparse
@@ -46,7 +47,7 @@ _SCALES = {_Q4_K: ((0, 945), (2, 945)), _Q6_K: ((208, 4064),), _Q8_0: ((0, 127),
 
 
 def blocks(kind: str, rows: int, columns: int, chance: np.random.Generator, largest: float = 0.0) -> np.ndarray:
-    """Return random rows in a type of blocks. Without `largest` their numbers are about as large as in a trained model."""
+    """Return a random matrix [rows, columns] in blocks of a GGUF type. By default its numbers are as large as usual."""
     weights, size = _BLOCKS[kind]
     count = rows * columns // weights
     data = chance.integers(0, 256, (count, size), dtype=np.uint8)
@@ -61,7 +62,7 @@ def blocks(kind: str, rows: int, columns: int, chance: np.random.Generator, larg
 
 
 def write(shape: str, file: Path, vocabulary: Path, layers: int | None) -> None:
-    """Write a GGUF file of a shape in SHAPES, tensor by tensor."""
+    """Write a GGUF file with random weights in one of SHAPES. `layers` replaces the shape's number of layers."""
     import gguf
 
     name, count, hidden, heads, keys, width, experts, used, inner, tokens, attention, of_experts, table = SHAPES[shape]
@@ -112,7 +113,7 @@ def write(shape: str, file: Path, vocabulary: Path, layers: int | None) -> None:
     planned += [("output_norm.weight", _F32, (hidden,)), ("output.weight", table, (tokens, hidden))]
 
     def stored_shape(kind: str, size: Sequence[int]) -> tuple[int, ...]:
-        """Return a tensor's shape in bytes: its last axis has blocks."""
+        """Return the shape of a stored tensor in bytes. Blocks divide the last axis."""
         weights, length = _BLOCKS.get(kind, (1, 4))
         return (*size[:-1], size[-1] // weights * length)
 
@@ -148,7 +149,7 @@ def write(shape: str, file: Path, vocabulary: Path, layers: int | None) -> None:
 def our_engine(
     file: Path, threads: int, on_disk: bool = False
 ) -> tuple[Callable[[Sequence[int], int], Any], dict[str, float]]:
-    """Return a function that reads tokens from a position on, and figures: seconds of import and start, a step's GB."""
+    """Open the file in localspec. Return a function that reads tokens from a position on, and figures of opening."""
     began = time.perf_counter()
     path = import_gguf(file, Settings(), Reporter()).path
     imported = time.perf_counter() - began
@@ -171,7 +172,7 @@ def our_engine(
 
 
 def llama_cpp(file: Path, threads: int) -> tuple[Callable[[Sequence[int], int], Any], dict[str, float]]:
-    """Return the same for llama.cpp, which maps the file."""
+    """Open the mapped file in llama.cpp. Return the same as `our_engine`."""
     from llama_cpp_model import Gguf
 
     began = time.perf_counter()

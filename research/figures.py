@@ -14,7 +14,7 @@ Replies = Sequence[Sequence[Reply]]  # by seed, by prompt
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure, and the interval that 95 of 100 samples like this one give."""
+    """A figure and its 95 % confidence interval."""
 
     value: float
     low: float
@@ -22,7 +22,7 @@ class Figure:
 
 
 def _sums(replies: Replies) -> Any:
-    """[seeds, prompts, 2]: tokens and steps."""
+    """Return the tokens and the steps of each reply, as an array [seeds, prompts, 2]."""
     return np.array([[(reply["tokens"], reply["steps"]) for reply in run] for run in replies], float)
 
 
@@ -31,20 +31,20 @@ def _ratio(sums: Any) -> Any:
 
 
 def _drawn(sums: Any, chosen: Any, random: np.random.Generator) -> Any:
-    """Return τ of each sample: the chosen prompts [draws, prompts], with seeds drawn at random."""
+    """Return the tokens per step of bootstrap samples with the `chosen` prompts [draws, prompts] and random seeds."""
     seeds = random.integers(len(sums), size=(len(chosen), len(sums)))
     return _ratio(sums[seeds[:, :, None], chosen[:, None, :]])
 
 
 def length(replies: Replies) -> Figure:
-    """Return the tokens a step over all prompts and seeds; the bootstrap resamples both."""
+    """Return the tokens per step over all prompts and seeds. The interval is from bootstrap samples of both."""
     sums, random = _sums(replies), np.random.default_rng(0)
     samples = _drawn(sums, random.integers(sums.shape[1], size=(DRAWS, sums.shape[1])), random)
     return Figure(float(_ratio(sums)), *map(float, np.percentile(samples, (2.5, 97.5))))
 
 
 def difference(replies: Replies, others: Replies) -> Figure:
-    """Return the lead of the first in tokens a step, prompt by prompt; bounds on both sides of zero decide nothing."""
+    """Return how many more tokens per step `replies` have than `others`. It is significant if the interval excludes 0."""
     left, right, random = _sums(replies), _sums(others), np.random.default_rng(0)
     chosen = random.integers(left.shape[1], size=(DRAWS, left.shape[1]))
     samples = _drawn(left, chosen, random) - _drawn(right, chosen, random)
@@ -52,7 +52,7 @@ def difference(replies: Replies, others: Replies) -> Figure:
 
 
 def by_depth(replies: Replies) -> list[float]:
-    """Return the chance that a node at depth 1, 2, … is accepted, given its parent was."""
+    """Return the acceptance rates of drafted tokens at depth 1, 2, …, if the token before was accepted."""
     reached: list[float] = []
     accepted: list[float] = []
     for reply in (reply for run in replies for reply in run):
@@ -68,7 +68,7 @@ def by_depth(replies: Replies) -> list[float]:
 
 
 def rows_a_step(replies: Replies) -> float:
-    """Nodes that were verified, the root not counted."""
+    """Return the mean number of drafted tokens that a step verifies."""
     flat = [reply for run in replies for reply in run]
     return float(sum(reply["rows"] for reply in flat) / max(sum(reply["steps"] for reply in flat), 1))
 
@@ -82,6 +82,6 @@ def figure(value: float | None, form: str = "{:.2f}") -> str:
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Markdown; every column but the first is of figures."""
+    """Return a Markdown table. All columns but the first are aligned to the right, because they are figures."""
     lines = [" | ".join(cells) for cells in (heads, ["---", *["---:"] * (len(heads) - 1)], *rows)]
     return "\n".join(f"| {line} |" for line in lines)

@@ -2,14 +2,15 @@
 
     python research/first_token.py -m demo --rounds 11
 
-Every round asks the same prompt once in each way, in turns: in a home where nothing is packed; in one with packed weights and
-`--server off`; and in one where `localspec serve` has loaded the model. The time is from the start of the process to its
-first token, and to its end; next to it is the engine's own time from prompt to first token. `--version` is what starting
-Python costs. For Linux and macOS, on a quiet machine: the CPU time of other programs is printed. `-m FILE.gguf --ways cold`
-measures a file that was never seen before, in a new home each time, though the system has it in memory.
+In each round the same prompt is answered once in each way. *Cold*: the home directory has no packed weights. *Packed*:
+it has them, and the command has `--server off`. *With a warm server*: `localspec serve` has loaded the model. The times
+are from the start of the process to its first token and to its end, and the engine's time from prompt to first token.
+`--version` shows the time to start Python. The script runs on Linux and macOS, and prints the CPU time of other
+programs: the machine should be idle. `-m FILE.gguf --ways cold` measures a file that localspec has never opened, but
+that the system has in memory.
 
-A virtual machine's host may take back memory that is free, and giving it again can take longer than all else. With
-`--touch BYTES` another process writes that much memory and ends just before each round, so that the memory is there.
+A virtual machine's host may take back free memory, and returning it can take longer than everything else. `--touch
+BYTES` avoids that: just before each round, another process writes to this much memory and ends.
 """
 
 import argparse
@@ -37,7 +38,7 @@ WAYS = (COLD, PACKED, WARM, VERSION)
 
 
 class Timed(NamedTuple):
-    """Seconds from the start of a process; `engine` is what the engine took for its first token."""
+    """The times of one process, in seconds since its start. `engine` is the time from prompt to first token."""
 
     first: float
     end: float
@@ -90,13 +91,13 @@ def main() -> None:
 
 
 def _children() -> float:
-    """Return the seconds of CPU that processes took which this one started, and which have ended."""
+    """Return the CPU seconds of all child processes that have ended."""
     usage = os.times()
     return usage.children_user + usage.children_system
 
 
 def run_once(way: str, cold: Path, packed: Path, served: Path, question: list[str]) -> Timed:
-    """Ask once in one of the ways."""
+    """Run the command once in one of WAYS, and return its times."""
     if way == VERSION:
         return timed(packed, ["--version"])
     if way == WARM:
@@ -108,7 +109,7 @@ def run_once(way: str, cold: Path, packed: Path, served: Path, question: list[st
 
 
 def timed(home: Path, arguments: list[str]) -> Timed:
-    """Run `localspec ARGUMENTS` and check its output; raise SystemExit where it fails."""
+    """Run `localspec ARGUMENTS` with this home directory, and return its times. Raises SystemExit if it fails."""
     home.mkdir(exist_ok=True)
     began, first, engine, by, memory = time.perf_counter(), 0.0, 0.0, "", {"target_bytes": 0, "peak_bytes": 0}
     with subprocess.Popen(
@@ -146,7 +147,7 @@ def server(home: Path, model: str) -> Iterator[None]:
 
 
 def table(timings: dict[str, list[Timed]], title: str) -> str:
-    """Medians and quartiles in milliseconds, as a table of Markdown."""
+    """Return a Markdown table with medians and quartiles in milliseconds."""
     lines = [
         title,
         "",
@@ -171,7 +172,7 @@ def table(timings: dict[str, list[Timed]], title: str) -> str:
 
 
 def cell(seconds: "list[float] | tuple[float, ...]") -> str:
-    """Return a median with its quartiles."""
+    """Return the median in milliseconds, with its quartiles in brackets."""
     low, _, high = quantiles(seconds, method="inclusive") if len(seconds) > 1 else [seconds[0]] * 3
     return f"{1e3 * median(seconds):.0f} ({1e3 * low:.0f}–{1e3 * high:.0f})"
 

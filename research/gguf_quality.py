@@ -1,15 +1,15 @@
-"""Compare programs on one GGUF file: perplexity, and divergence from exact probabilities, on the same tokens.
+"""Compare programs on one GGUF file: perplexity, and divergence from exact probabilities.
 
     python research/gguf_quality.py FILE.gguf --work DIR --texts TEXTS.jsonl.xz [--tokens 16384] [--programs exact int8]
 
-*Exact* is stock transformers in fp32 with the weights that the package `gguf` reads. Another program is `llama.cpp`, or a
-packing of localspec, which reads PATH in `--programs PACKING=PATH`, else what an import of FILE would make. `cuda-none`,
-`cuda-int8`, `cuda-nf4`, `mps-int8` and `mps-int4` are what torch computes on a card in bf16, computed on the CPU. The text is
-read in windows of 512 tokens whose first half is context and is not counted. Each window of each program is kept in
---work, so that a run goes on where the last one ended. The table is of the windows that all programs have read. Windows
-that no exact program has read before have no divergence: exact logits take long, and fewer of them may do.
-LLAMA_CPP_LIB_PATH is the folder of another build of llama.cpp, and LOCALSPEC_ISA names other instructions: give such runs
-a --label. Standard errors are those of windows, since the tokens of a window depend on each other.
+A program is `exact`, `llama.cpp` or a packing of localspec. *Exact* is transformers in fp32, with the weights that the
+package `gguf` reads. With `PACKING=PATH` localspec reads PATH, otherwise an import of FILE. `cuda-none`, `cuda-int8`,
+`cuda-nf4`, `mps-int8` and `mps-int4` compute on the CPU what torch computes on a GPU in bf16. All programs read the
+same windows of 512 tokens. The first half of a window is context and does not count. Figures of each window are saved
+in --work, so that a stopped run can continue. The table covers the windows that all programs have read. Divergence is
+measured only for windows that `exact` read before, because exact logits take long. Standard errors are over windows,
+because the tokens of a window depend on each other. Give runs with another build of llama.cpp (in the folder
+LLAMA_CPP_LIB_PATH) or with other instructions (LOCALSPEC_ISA) a --label.
 """
 
 import argparse
@@ -40,7 +40,7 @@ Logits = Callable[[list[int]], np.ndarray]  # after the last token of the contex
 
 
 class Unpacked(File):
-    """A GGUF file whose weights lie on the disk in fp32 and are mapped: memory has room for what is computed with."""
+    """A GGUF file whose weights are unpacked to fp32 on the disk. They are mapped, because memory may be too small."""
 
     def __init__(self, path: Path, folder: Path) -> None:
         super().__init__(path)
@@ -48,7 +48,7 @@ class Unpacked(File):
         folder.mkdir(parents=True, exist_ok=True)
 
     def weights(self) -> dict[str, np.ndarray]:
-        """Return all tensors by their names in the file."""
+        """Return all tensors of the file by name, in fp32."""
         return {tensor.name: self._mapped(tensor) for tensor in self._reader.tensors}
 
     def _mapped(self, tensor: gguf.ReaderTensor) -> np.ndarray:
@@ -115,7 +115,7 @@ def on_a_card(file: Path, backend: str, packing: str) -> Logits:
 
 
 def imported(file: Path, packing: str) -> Path:
-    """Return the path that `localspec import --quantize PACKING` gives this file; `blocks` are the file as it is."""
+    """Import the file as `localspec import --quantize PACKING` does, and return the path; `blocks` keeps its types."""
     from localspec.engine.importing import import_gguf
 
     settings = Settings() if packing == BLOCKS else load(flags={"quantize": packing})
@@ -123,7 +123,7 @@ def imported(file: Path, packing: str) -> Path:
 
 
 def windows(file: Path, texts: Path, count: int) -> list[list[int]]:
-    """Return the first windows of the texts, which follow each other with an empty line between them."""
+    """Return the first `count` windows of tokens of the texts, which are joined by empty lines."""
     model = GgufModel.open(file)
     tokenizer, ids = Tokenizer.decoded(model.texts, model.path), list[int]()
     for text in documents(texts):
@@ -152,7 +152,7 @@ def surprise(log_probabilities: np.ndarray, ids: list[int], start: int) -> np.nd
 
 
 def keep_exact(file: Path, logits: np.ndarray, ids: list[int]) -> None:
-    """Write the log probabilities of a window in 16 bits each: a step is a thousandth of a nat at most."""
+    """Save the exact logits of a window, rounded to 16 bits each, and the surprise (−log p) of each token."""
     low = logits.min(-1, keepdims=True)
     step = (logits.max(-1, keepdims=True) - low) / np.float32(65535)
     whole = np.rint((logits - low) / step).astype(np.uint16)
@@ -161,13 +161,13 @@ def keep_exact(file: Path, logits: np.ndarray, ids: list[int]) -> None:
 
 
 def keep_nats(file: Path, logits: np.ndarray, ids: list[int]) -> None:
-    """Write the surprise of each token of a window whose exact probabilities are not known."""
+    """Save the surprise (−log p) of each token in a window without exact logits."""
     nats = [surprise(log_softmax(logits[at : at + ROWS]), ids, at) for at in range(0, CONTEXT, ROWS)]
     saved(file, nats=np.concatenate(nats))
 
 
 def keep_compared(file: Path, logits: np.ndarray, ids: list[int], right: Path) -> None:
-    """Write the surprise of each token, its divergence from the exact one, and whether both have the same favourite."""
+    """Save each token's surprise (−log p), KL divergence from `exact`, and whether both have the same likeliest token."""
     with np.load(right) as stored:
         whole, low, step = stored["whole"], stored["low"], stored["step"]
     columns: dict[str, list[np.ndarray]] = {"nats": [], "divergence": [], "same": []}
@@ -181,7 +181,7 @@ def keep_compared(file: Path, logits: np.ndarray, ids: list[int], right: Path) -
 
 
 def computed(folder: Path, make: Callable[[], Logits], texts: list[list[int]], right: Path | None) -> None:
-    """Read the windows that `folder` does not have yet; a program is loaded for the first of them."""
+    """Compute the windows that `folder` does not have yet, and save their figures. `make` loads the program."""
     folder.mkdir(parents=True, exist_ok=True)
     make = cache(make)
     for number, ids in enumerate(texts):
@@ -198,13 +198,13 @@ def computed(folder: Path, make: Callable[[], Logits], texts: list[list[int]], r
 
 
 def mean_of_windows(values: np.ndarray) -> tuple[float, float]:
-    """Return the mean of [windows, tokens] and its standard error."""
+    """Return the mean of an array [windows, tokens], and its standard error over windows."""
     each = values.mean(-1)
     return float(each.mean()), float(each.std(ddof=1) / len(each) ** 0.5) if len(each) > 1 else float("nan")
 
 
 def table(work: Path, names: list[str]) -> str:
-    """Return one line a program, of the windows that all have."""
+    """Return a table with a row for each program, over the windows that all programs have read."""
     numbers = sorted(set.intersection(*({file.name for file in (work / name).glob("????.npz")} for name in names)))
     if not numbers:
         return "No window has been read by all of these programs."
@@ -238,7 +238,7 @@ def table(work: Path, names: list[str]) -> str:
 
 
 def main() -> None:
-    """Read what was not read yet, and print the table."""
+    """Let each program read its missing windows, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="a GGUF file")
     parser.add_argument("--work", type=Path, required=True, help="where windows and packed files are kept")

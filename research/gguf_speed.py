@@ -1,15 +1,17 @@
-"""Compare the speed of programs on one GGUF file, in turns: steps of some rows, prompts, and steps after long contexts.
+"""Compare the speed of programs on one GGUF file: steps of several rows, prompts, and steps after long contexts.
 
     python research/gguf_speed.py FILE.gguf --ours blocks --ours int4=PATH [--rounds 15] [--raw samples.json]
 
-localspec reads PATH in that packing, else what an import of FILE makes, and llama.cpp reads FILE. The memory's limit is the
-time in which as many threads sum the bytes of weights that a step reads. A sample is as many forwards as fit into a
-twentieth of a second, and one at least. A sample during which the host took processor time (more than 0.005 of a core), or
-other programs more than a tenth of a core, is left out and counted. A figure in brackets is of all samples, where none was
-undisturbed. Samples are added to those that the file of `--raw` has, so that a measurement can be taken in parts. llama.cpp
-reads a long context once and keeps it in `--work`; `--rounds 0` does only that. Programs make room for the context of `--room` in every part.
-LOCALSPEC_ISA=avx2 and LLAMA_CPP_LIB_PATH, the folder of llama.cpp's AVX2 build, compare without AVX-512. A machine that
-does something else meanwhile says nothing.
+localspec reads PATH in that packing, or an import of FILE; llama.cpp reads FILE. All programs take turns. A sample
+repeats a forward for about a twentieth of a second. A sample is disturbed if the virtual machine's host took more than
+0.005 of a core, or other programs more than a tenth. Disturbed samples are counted and left out; if all are disturbed,
+the figure is in brackets. *Memory's limit* is the time in which the same number of threads read the weights of a step
+from memory.
+
+Samples are added to those in the file of `--raw`, so that a measurement can be made in parts. Each part needs the same
+`--room`, the longest context. llama.cpp reads a long context once and saves it in `--work`; `--rounds 0` does only
+that. To compare without AVX-512, set LOCALSPEC_ISA=avx2, and LLAMA_CPP_LIB_PATH to the folder of an AVX2 build of
+llama.cpp. The machine must be idle.
 """
 
 import argparse
@@ -45,7 +47,7 @@ Readings = dict[str, dict[str, Seconds]]  # by work and program
 
 
 class Contender(Protocol):
-    """A program with the file loaded. `bytes` are those of weights that a step reads."""
+    """A program that has loaded the file. `bytes` is the size of the weights that a step reads."""
 
     name: str
     bytes: int
@@ -54,10 +56,10 @@ class Contender(Protocol):
         """Fill the cache with `context` tokens."""
 
     def step(self, rows: int, context: int) -> None:
-        """Run a forward of `rows` tokens after those, until the likeliest next token of each is known."""
+        """Run a forward of `rows` tokens after `context` tokens, until the likeliest next tokens are known."""
 
     def prompt(self, tokens: int) -> None:
-        """Read a text from its beginning, until its next token is known."""
+        """Read a prompt of this many tokens, until the next token is known."""
 
 
 def some_tokens(count: int, vocabulary: int) -> list[int]:
@@ -65,7 +67,7 @@ def some_tokens(count: int, vocabulary: int) -> list[int]:
 
 
 class Ours:
-    """The CPU engine. Its context is zeros, which take as long as any."""
+    """A CPU engine of localspec. Its context is zeros, which take as long to read as any other numbers."""
 
     def __init__(self, path: Path, packing: str, room: int, threads: int) -> None:
         self._target = NativeTarget.open(path, packing=packing, context=room, threads=Threads(threads))
@@ -89,7 +91,7 @@ class Ours:
 
 
 class Peer:
-    """llama.cpp. `states` has the long contexts that it has read."""
+    """A model in llama.cpp. `states` is the directory of the long contexts that it has read."""
 
     name = PEER
 
@@ -128,13 +130,13 @@ class Peer:
 
 
 def order(contenders: Sequence[Contender], turn: int) -> Sequence[Contender]:
-    """Return them so that another one comes first from turn to turn."""
+    """Return the contenders in another order for each turn, so that each of them is first in some turns."""
     first = turn % len(contenders)
     return [*contenders[first:], *contenders[:first]]
 
 
 def ticks() -> tuple[int, int]:
-    """Return the CPU time of the host and of other programs so far, in ticks; zeros where it is unknown."""
+    """Return the CPU ticks so far of the virtual machine's host and of other programs; zeros if unknown."""
     stat = Path("/proc/stat")
     if not stat.is_file():
         return 0, 0
@@ -143,14 +145,14 @@ def ticks() -> tuple[int, int]:
 
 
 def lost_ticks(before: tuple[int, int], seconds: float) -> int:
-    """Return the ticks that the sample lost, or 0 if they were too few to matter."""
+    """Return the CPU ticks that the host and other programs took since `before`, or 0 if they hardly matter."""
     stolen, others = (after - earlier for after, earlier in zip(ticks(), before, strict=True))
     stolen = stolen if stolen > STOLEN * TICKS * seconds else 0
     return stolen + (others if others > 2 + OTHERS * TICKS * seconds else 0)
 
 
 def sample(work: Callable[[], object]) -> tuple[float, int]:
-    """Return the seconds of one `work`; a first run below a second does not count, since earlier work still uses cores."""
+    """Return the mean seconds of `work`, and the CPU ticks that others took. A short first run is only a warm-up."""
     before, began = ticks(), time.perf_counter()
     work()
     first = time.perf_counter() - began
@@ -174,19 +176,19 @@ def figure(clean: Sequence[float], every: Sequence[float]) -> str:
 
 
 def ratio(above: Seconds, below: Seconds) -> str:
-    """Return the median of ratios within a round."""
+    """Return the median over all rounds of the ratio `above` ÷ `below`."""
     pairs = [(a / b, lost or also) for (a, lost), (b, also) in zip(above, below, strict=True)]
     return figure([quotient for quotient, disturbed in pairs if not disturbed], [quotient for quotient, _ in pairs])
 
 
 def medians(above: Seconds, below: Seconds) -> str:
-    """Return the ratio of two medians: rounds of different parts of a measurement are no pairs."""
+    """Return the ratio of two medians, for samples that do not come from the same rounds."""
     clean = [median(undisturbed(samples) or [seconds for seconds, _ in samples]) for samples in (above, below)]
     return f"{clean[0] / clean[1]:.2f}"
 
 
 def table(readings: Readings, limits: Readings) -> str:
-    """Return a line for each work and program: how often it is as fast as llama.cpp, and its part of memory's limit."""
+    """Return a table with a row for each work and program: its speed relative to llama.cpp and to memory's limit."""
     lines = [
         "| work | program | ms | undisturbed | × llama.cpp | / one row | of the limit |",
         "|---|---|--:|--:|--:|--:|--:|",
@@ -217,7 +219,7 @@ def measure(
     threads: int,
     until: float,
 ) -> tuple[Readings, Readings]:
-    """Return samples by work and program, and of a plain reading of each program's bytes in the same rounds.
+    """Return the samples by work and program, and in the same rounds samples of only reading each program's weights.
 
     No round begins after `until`, on the clock of `time.perf_counter`.
     """
@@ -253,7 +255,7 @@ def measure(
 
 
 def added(raw: Path, readings: Readings, limits: Readings) -> tuple[Readings, Readings]:
-    """Return the samples with those that were in the file before, which gets them all."""
+    """Add the samples to those in the file `raw`. Return all of them."""
     if raw.exists():
         before = json.loads(raw.read_text())
         for old, new in ((before["readings"], readings), (before["limits"], limits)):

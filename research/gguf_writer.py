@@ -1,6 +1,6 @@
-"""Write a model of the Hugging Face layout as a GGUF file: the same weights under other names.
+"""Write a model in the Hugging Face layout as a GGUF file: the same weights under other names.
 
-Without a tokenizer: tokens are all that a comparison exchanges.
+The file has no tokenizer, because the compared programs exchange only token ids.
 """
 
 import math
@@ -23,7 +23,7 @@ ROTATIONS = {"llama": ("default", "linear", "llama3"), "phi3": ("default", "line
 
 
 def check(config: ModelConfig, room: int) -> None:
-    """Raise LocalspecError for a model that llama.cpp, or this file, computes otherwise within `room` tokens."""
+    """Raise LocalspecError if llama.cpp would compute a GGUF file of this model differently within `room` tokens."""
     family, window = config.model_type, config.sliding_window
     rotation = config.rope_parameters["rope_type"]
     if family not in NAMES:
@@ -75,7 +75,7 @@ def write(file: Path, model: Path, config: ModelConfig, kind: Kind) -> None:
 
 
 def _interleaved(tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """Rows of query or key weights in the order of rotations that pair neighbouring channels, and not two halves."""
+    """Return query or key weights in llama.cpp's order: it rotates neighbouring channels, not two halves of a head."""
     return tensor.view(heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
 
 

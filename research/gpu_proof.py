@@ -1,13 +1,14 @@
-"""Check and measure on one NVIDIA GPU what no CPU can show: bits, costs, captured steps, drafters, peers, trainings; docs/figures/gpu-figures.md.
+"""Check and measure on one NVIDIA GPU what a CPU cannot show, and write docs/figures/gpu-figures.md.
 
     python research/gpu_proof.py --work DIR [--stages a d b f c e g] [--seconds 540] [--prompts DIR] [--data DIR]
     python research/gpu_proof.py --work DIR --device cpu --small    # a rehearsal with tiny shapes, in two to three minutes
     python research/gpu_proof.py --needs [--prompts DIR] [--data DIR]
 
-a: the tests in tests/gpu. b: what forwards cost by rows, kernels, attention. c: captured steps against eager ones.
-d: drafters on the widened demo. e: transformers against ours. f: steps of training. g: the demo, trained again. Each stage
-is a separate process that ends after --seconds. Its figures are in DIR/STAGE.json and are not measured again, so the same
-command continues. The page is written again after each stage.
+Stages: a runs the tests in tests/gpu. b measures forwards by their rows, kernels and attention. c compares captured
+steps with eager ones. d measures drafters on the widened demo model. e compares localspec with transformers. f measures
+training steps. g trains the demo model again. Each stage is a separate process that ends after --seconds. Its figures
+are saved in DIR/STAGE.json and are not measured again, so the same command continues. The page is written again after
+each stage.
 """
 
 import argparse
@@ -77,7 +78,7 @@ def arguments(argv: Sequence[str] | None) -> tuple[argparse.ArgumentParser, argp
 
 
 def writable(path: Path, work: Path) -> bool:
-    """Return whether a page can be written there; make the work directory where it is missing."""
+    """Return whether a page can be written in the directory `path`. The work directory may be missing until later."""
     return path == work or (path.is_dir() and os.access(path, os.W_OK))
 
 
@@ -113,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def locked(parser: argparse.ArgumentParser, work: Path, name: str) -> Iterator[None]:
-    """Lock a directory: two runs would disturb each other's figures, and write into the same files."""
+    """Lock a directory within this context, because two runs would disturb each other's figures and overwrite files."""
     lock = FileLock(work / name, timeout=0, mode=0o600)
     try:
         lock.acquire()
@@ -128,7 +129,7 @@ def locked(parser: argparse.ArgumentParser, work: Path, name: str) -> Iterator[N
 
 
 def all_stages(argv: Sequence[str] | None, options: argparse.Namespace) -> int:
-    """Run each stage in a separate process, and write the page after it."""
+    """Run each stage in a separate process, and write the page after each of them."""
     work = options.work.absolute()
     words = words_of(argv)
     for name in options.stages:
@@ -142,7 +143,7 @@ def all_stages(argv: Sequence[str] | None, options: argparse.Namespace) -> int:
 
 
 def supervised(name: str, words: Sequence[str], options: argparse.Namespace) -> None:
-    """Run one stage in a new process, and in further ones where that loses the device or ends early."""
+    """Run one stage in a new process. If the process loses the device or ends early, continue in another one."""
     work, ends, again = options.work.absolute(), time.monotonic() + options.seconds, options.again
     file, log = work / f"{name}.json", work / f"{name}.log"
     for _ in range(MOST_PROCESSES):
@@ -176,7 +177,7 @@ def supervised(name: str, words: Sequence[str], options: argparse.Namespace) -> 
 
 
 def words_of(argv: Sequence[str] | None) -> list[str]:
-    """Arguments, each flag apart from its value."""
+    """Return the words of the command line, with `--flag=value` split into two words."""
     apart = (
         word.split("=", 1) if word.startswith("--") else [word] for word in (sys.argv[1:] if argv is None else argv)
     )
@@ -184,13 +185,13 @@ def words_of(argv: Sequence[str] | None) -> list[str]:
 
 
 def absolute(words: Sequence[str]) -> list[str]:
-    """Arguments that mean the same in another directory, in which a stage runs."""
+    """Return the arguments with absolute paths, because a stage runs in another directory."""
     before = ["", *words]
     return [str(Path(word).absolute()) if flag in PATHS else word for flag, word in zip(before, words, strict=False)]
 
 
 def without(words: Sequence[str], flag: str) -> list[str]:
-    """Arguments without a flag and the values that follow it, if there are any."""
+    """Return the arguments without a flag and its values."""
     rest: list[str] = []
     inside = False
     for word in words:
@@ -200,7 +201,7 @@ def without(words: Sequence[str], flag: str) -> list[str]:
 
 
 def stage(name: str, request: Request, seconds: float, again: bool, command: str) -> int:
-    """Measure what is missing of one stage; return the exit code, which says how that ended."""
+    """Measure the missing figures of one stage. Return the exit code: 0, OVER (time is up) or AGAIN (device lost)."""
     from gpu_stages.machine import machine
     from gpu_stages.page import MODULES
 
@@ -225,7 +226,7 @@ def stage(name: str, request: Request, seconds: float, again: bool, command: str
 
 
 def command_told(argv: Sequence[str] | None) -> str:
-    """Return the command of a stage, without where this machine keeps its files."""
+    """Return the command of a stage for the page, with only the last part of each path."""
     words, waiting = [], iter(without(words_of(argv), "--here"))
     for word in waiting:
         words += [word, Path(next(waiting, "")).name] if word in PATHS else [word]

@@ -1,8 +1,9 @@
-"""Make a home with a large history, to measure the cost of size.
+"""Make a home directory with a large history, to measure how its size affects speed.
 
     python research/large_history.py HOME --conversations 100000 --megabytes 2000 --phrases 1000000
 
-Plain SQL into the tables of the store; --no-index leaves the index of words empty, which takes most of the time.
+Rows are inserted into the tables of the store by plain SQL. With --no-index the index of words stays empty, because
+filling it takes most of the time.
 """
 
 import argparse
@@ -22,14 +23,14 @@ WORDS = [f"word{number:x}" for number in range(5000)]
 
 
 def text(chance: random.Random, length: int) -> str:
-    """Return `length` characters: a part of one long text, and its place in that text."""
+    """Return `length` characters: a random part of one long text, after a number that says where the part begins."""
     start = chance.randrange(len(WORDS))
     words = (WORDS[start:] + WORDS)[: length // 8 + 1]
     return f"{start} {' '.join(words)}"[:length]
 
 
 def turns(conversations: int, length: int) -> Iterator[tuple[int, str, str]]:
-    """Conversation, prompt and reply, as if all conversations had been led at once."""
+    """Yield (conversation, prompt, reply): the first turn of every conversation, then every second turn, and so on."""
     chance = random.Random(1)
     for _ in range(TURNS):
         for number in range(1, conversations + 1):
@@ -37,7 +38,7 @@ def turns(conversations: int, length: int) -> Iterator[tuple[int, str, str]]:
 
 
 def phrases(count: int) -> Iterator[tuple[int, bytes, bytes, int]]:
-    """Yield key, text before and after, and time of use of each phrase."""
+    """Yield (key, tokens before, tokens after, time of use) of random phrases."""
     chance = random.Random(2)
     for number in range(count):
         tokens = [chance.randrange(30_000) for _ in range(12)]
@@ -45,7 +46,7 @@ def phrases(count: int) -> Iterator[tuple[int, bytes, bytes, int]]:
 
 
 def main() -> None:
-    """Make it."""
+    """Make the home directory that the command line describes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("home", type=Path)
     parser.add_argument("--conversations", type=int, default=100_000)

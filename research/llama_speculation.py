@@ -1,6 +1,6 @@
 """Greedy replies of llama.cpp: plain, with the prompt look-up of llama-cpp-python, and with a draft model.
 
-Its programs for speculation are no part of its library; this is what they do, through the library's functions.
+llama.cpp has speculation in its programs, but not in its library. This module repeats it with the library's functions.
 """
 
 import time
@@ -17,7 +17,7 @@ AMONG = 10  # candidates of a draft's token, as in llama.cpp
 
 @dataclass(frozen=True)
 class Reply:
-    """Its tokens without the end, the seconds since the first of them, and the target's forwards in these."""
+    """A reply: its tokens without the end token, and the seconds and the target's forwards after the first token."""
 
     tokens: list[int]
     seconds: float
@@ -25,7 +25,7 @@ class Reply:
 
 
 def reply(gguf: Gguf, prompt: Sequence[int], limit: int, stops: Collection[int], propose: Propose) -> Reply:
-    """Return a greedy reply of at most `limit` tokens; all that is proposed is verified in one forward."""
+    """Return a greedy reply of at most `limit` tokens. One forward verifies all tokens that `propose` returns."""
     tokens, steps = [*prompt, int(gguf.read(prompt)[-1].argmax())], 0
     began = time.perf_counter()
     while tokens[-1] not in stops and (room := limit - len(tokens) + len(prompt)) > 0:
@@ -42,12 +42,12 @@ def reply(gguf: Gguf, prompt: Sequence[int], limit: int, stops: Collection[int],
 
 
 def nothing(tokens: Sequence[int]) -> Sequence[int]:
-    """Plain decoding."""
+    """Propose no tokens, which gives plain decoding."""
     return ()
 
 
 def look_up(tokens_ahead: int) -> Propose:
-    """Return what followed the last two tokens, or the last one, when they came first (llama-cpp-python's own)."""
+    """Return llama-cpp-python's prompt look-up: it proposes what followed the last tokens at an earlier place."""
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
     drafter = LlamaPromptLookupDecoding(max_ngram_size=2, num_pred_tokens=tokens_ahead)
@@ -55,9 +55,9 @@ def look_up(tokens_ahead: int) -> Propose:
 
 
 class DraftModel:
-    """A smaller model's greedy continuation, as far as it is sure, and one token more (llama.cpp's `speculative`).
+    """A draft model that proposes its greedy continuation, as llama.cpp's program `speculative` does.
 
-    It is at most `most` tokens, and ends where the chance of the likeliest is below `sure`.
+    A draft has at most `most` tokens. It ends with the first token whose probability is below `sure`.
     """
 
     def __init__(self, gguf: Gguf, most: int, sure: float) -> None:

@@ -1,8 +1,8 @@
-"""Small mistakes put into the decoder, the drafters and the native engine, to count those that the tests catch.
+"""Put small mistakes into the decoder, the drafters and the native engine, and count those that the tests catch.
 
-Works on a copy of a commit, one mutant after another, and goes on where it stopped. The draw depends on the seed and on
-the lines of both commits. `--commit A --like B` and `--commit B --like A` thus draw the same mutants.
-pytest loads this file as a plugin too. It then puts fast tests first and limits the CPU time of each.
+The script changes a copy of a commit, one mutant (mistake) after another, and continues where it stopped. The draw
+depends on the seed and on the lines of both commits. So `--commit A --like B` and `--commit B --like A` draw the same
+mutants. pytest loads this file, too, as a plugin. The plugin puts fast tests first and limits the CPU time of each.
 """
 
 import argparse
@@ -55,7 +55,7 @@ ELSEWHERE = ("neon", "avx_vnni")  # sources for CPUs that the tests do not run o
 
 @dataclass(frozen=True)
 class Mutant:
-    """A change of one place in a file. Its key is the same in every commit where the lines around are."""
+    """A change at one place of a file. Its key is the same in all commits with the same lines around the place."""
 
     key: str
     file: str
@@ -68,7 +68,7 @@ class Mutant:
 
 
 def altered(node: ast.AST, **fields: Any) -> str:
-    """Return the text of a node with other values of some fields."""
+    """Return the source text of a syntax node after some of its fields were changed."""
     node = copy.copy(node)
     for name, value in fields.items():
         setattr(node, name, value)
@@ -77,13 +77,13 @@ def altered(node: ast.AST, **fields: Any) -> str:
 
 
 def returned(value: ast.expr, returns: str) -> str:
-    """Return what a function returns in place of a value, by its annotation."""
+    """Return the source text of a wrong result in place of `value`; it depends on the function's return annotation."""
     text = ast.unparse(value)
     return {"bool": f"not ({text})", "int": f"({text}) + 1", "float": f"({text}) + 1"}.get(returns, "None")
 
 
 def dropped(node: ast.AST) -> bool:
-    """Return whether a function can do without a statement. Without a variable's value it cannot."""
+    """Return whether a mutant may leave out this statement. Assignments stay, because later lines need the variables."""
     match node:
         case ast.Expr(value=ast.Constant()) | ast.Assign(targets=[ast.Name() | ast.Tuple()]):
             return False
@@ -91,7 +91,7 @@ def dropped(node: ast.AST) -> bool:
 
 
 def mistakes(node: ast.AST, returns: str | None = None) -> Iterator[tuple[ast.AST, str, str]]:
-    """Yield (node, operator, new text) of the mistakes in Python; `returns` is the annotation of the function around."""
+    """Yield (node, operator, new text) of each possible mistake below `node`; `returns` is the return annotation."""
     match node:
         case ast.JoinedStr():  # places in f-strings are not known before Python 3.12
             return
@@ -133,7 +133,7 @@ def mistakes(node: ast.AST, returns: str | None = None) -> Iterator[tuple[ast.AS
 
 
 def python_places(text: bytes) -> Iterator[tuple[int, int, str, bytes]]:
-    """Yield (start, end, operator, new text) of the mistakes in a Python file."""
+    """Yield (start, end, operator, new text) of each possible mistake in a Python file."""
     starts = [0]
     for line in text.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
@@ -162,7 +162,7 @@ SWAPPED = {"&&": "||", "||": "&&", "+": "-", "-": "+", "true": "false", "false":
 
 
 def cpp_places(text: bytes) -> Iterator[tuple[int, int, str, bytes]]:
-    """Yield (start, end, operator, new text) of the mistakes in a C++ file."""
+    """Yield (start, end, operator, new text) of each possible mistake in a C++ file."""
     code = NOT_CODE.sub(lambda match: re.sub(rb"[^\n]", b" ", match[0]), text)
     for operator, pattern in CPP.items():
         for match in re.finditer(pattern, code):
@@ -180,7 +180,7 @@ def cpp_places(text: bytes) -> Iterator[tuple[int, int, str, bytes]]:
 
 
 def mutants_of(file: str, text: bytes, seed: int) -> Iterator[Mutant]:
-    """Yield the mutants of a file. A place with the same lines around as another is left out."""
+    """Yield the mutants of a file. A place is left out if another one has the same text and the same lines around it."""
     mutants = []
     for start, end, operator, new in (python_places if file.endswith(".py") else cpp_places)(text):
         before, after = text[:start].split(b"\n"), text[end:].split(b"\n")
@@ -192,13 +192,13 @@ def mutants_of(file: str, text: bytes, seed: int) -> Iterator[Mutant]:
 
 
 def archive(commit: str, *paths: str) -> tarfile.TarFile:
-    """Return the files of a commit."""
+    """Return the files of a commit as a tar file."""
     done = subprocess.run(["git", "-C", ROOT, "archive", commit, *paths], stdout=subprocess.PIPE, check=True)
     return tarfile.open(fileobj=io.BytesIO(done.stdout))
 
 
 def every_mutant(commit: str, seed: int) -> dict[str, Mutant]:
-    """Return the mutants of a commit by key."""
+    """Return all mutants of a commit by their keys."""
     files = archive(commit, *(f"localspec/{package}" for package in FOLDERS))
     names = [name for name in files.getnames() if name.endswith((".py", ".cpp", ".h"))]
     names = [name for name in names if not any(word in name for word in ELSEWHERE)]
@@ -207,7 +207,7 @@ def every_mutant(commit: str, seed: int) -> dict[str, Mutant]:
 
 
 def drawn(commit: str, like: str, seed: int) -> list[Mutant]:
-    """Return the mutants that both commits have, at most one of a line, as many of each operator and one in five in C++."""
+    """Return the mutants of both commits in random order, at most one per line. Operators take turns; a fifth is C++."""
     others = every_mutant(like, seed)
     candidates, lines, ranks = [], set[tuple[str, int]](), Counter[tuple[str, int]]()
     for mutant in sorted(every_mutant(commit, seed).values(), key=lambda mutant: mutant.key):
@@ -221,7 +221,7 @@ def drawn(commit: str, like: str, seed: int) -> list[Mutant]:
 
 
 class Copy:
-    """A copy of a commit in a folder, and its tests with the seconds that they take unchanged."""
+    """A copy of a commit in a folder, with the results and seconds of its tests before any change."""
 
     def __init__(self, commit: str, folder: Path) -> None:
         """Write the copy and build its native library."""
@@ -242,7 +242,7 @@ class Copy:
         return not subprocess.run(command, cwd=self.tree, capture_output=True, check=False).returncode
 
     def measured(self, name: str) -> dict[str, Any]:
-        """Return the seconds of a folder's tests, and the tests that fail without any change."""
+        """Run a folder's tests without any change. Return their seconds, and the tests that fail."""
         place = self.folder / f"base-{name}.json"
         if not place.is_file():
             print(f"mutants: measuring tests/{name}", flush=True)
@@ -261,7 +261,7 @@ class Copy:
         return json.loads(place.read_text())
 
     def tested(self, names: list[str], order: dict[str, Any], wall: float, cpu: int | str) -> tuple[int, list[Any]]:
-        """Run the tests of some folders, until the first failure where an order is given.
+        """Run the tests of some folders. With an `order`, stop at the first failure.
 
         Returns:
             The exit status of pytest, and (test, seconds, outcome) of each stage of each test.
@@ -295,7 +295,7 @@ class Copy:
         return status, [json.loads(line) for line in progress.read_text().splitlines()]
 
     def tried(self, mutant: Mutant, first: list[str]) -> dict[str, Any]:
-        """Return the result of the tests for a mutant; `first` names the tests to begin with."""
+        """Make the change of a mutant, run the tests (`first` ones first), undo the change, and return the result."""
         file, cpp = self.tree / mutant.file, not mutant.file.endswith(".py")
         text, began = file.read_bytes(), time.monotonic()
         names = FOLDERS[Path(mutant.file).parts[1]]
@@ -327,7 +327,7 @@ class Copy:
 
 
 def compiles(text: bytes) -> bool:
-    """Return whether a text is Python."""
+    """Return whether a text is valid Python."""
     try:
         compile(text, "mutant", "exec")
     except SyntaxError:
@@ -336,7 +336,7 @@ def compiles(text: bytes) -> bool:
 
 
 def verdict(status: int, ended: list[Any]) -> dict[str, Any]:
-    """Return the outcome by pytest's exit status, and the test that ended it."""
+    """Return the outcome by pytest's exit status, and the test that failed or was interrupted."""
     test = next((row[0] for row in ended if row[2] == "failed"), None)
     if status == 0:
         outcome = "survived"
@@ -348,7 +348,7 @@ def verdict(status: int, ended: list[Any]) -> dict[str, Any]:
 
 
 def note(*row: object) -> None:
-    """Write a line of progress."""
+    """Append a line to the file of progress."""
     with Path(os.environ["MUTANTS"], "progress.jsonl").open("a") as progress:
         progress.write(json.dumps(row) + "\n")
 
@@ -357,13 +357,13 @@ ORDER = pytest.StashKey[dict[str, Any]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Read the order of the tests."""
+    """Read the file that says in which order to run the tests."""
     config.stash[ORDER] = json.loads(Path(os.environ["MUTANTS"], "order.json").read_text())
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests that fail anyway. Put fast tests first, and those of a file next to each other."""
+    """Leave out the tests that fail without a mutant. Put fast tests first, and tests of a file next to each other."""
     if order := config.stash[ORDER]:
         first, seconds = set(order["first"]), order["seconds"]
         items[:] = [item for item in items if item.nodeid not in order["failed"]]
@@ -373,7 +373,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """End the process where a test takes ten times its CPU seconds and 20 more."""
+    """End the process if a test takes longer than 20 CPU seconds plus ten times its usual time."""
     note(item.nodeid, 0, "started")
     if order := item.config.stash[ORDER]:
         signal.setitimer(signal.ITIMER_PROF, 20 + 10 * order["seconds"].get(item.nodeid, 0))
@@ -384,12 +384,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Note the outcome of a stage of a test."""
+    """Record the outcome of a stage of a test (setup, call or teardown)."""
     note(report.nodeid, report.duration, report.outcome)
 
 
 def table(rows: list[dict[str, Any]], against: dict[str, Any]) -> str:
-    """Return the outcomes by package, and the mutants that survive here and were caught there."""
+    """Return a table of outcomes by package, and a list of mutants that survived here but not in the run `against`."""
     outcomes = ("caught", "crashed", "timed out", "survived")
     lines = ["| package | mutants | " + " | ".join(outcomes) + " |", "|---|" + "--:|" * 5]
     for package in (*FOLDERS, ""):
@@ -406,7 +406,7 @@ def table(rows: list[dict[str, Any]], against: dict[str, Any]) -> str:
 
 
 def read(path: Path | None) -> dict[str, Any]:
-    """Return the lines of a results file by the keys of their mutants."""
+    """Return the rows of a results file by the keys of their mutants; {} if there is no file."""
     lines = path.read_text().splitlines() if path and path.is_file() else []
     return {row["key"]: row for row in map(json.loads, lines)}
 

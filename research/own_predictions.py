@@ -1,9 +1,9 @@
-"""Predicted and measured speeds of a model that is here: plain tokens/s, and what `auto` brings by kind of text.
+"""Compare predicted with measured speeds of an installed model: plain tokens/s, and the speedup of `auto`.
 
 python research/own_predictions.py MODEL [-n 48]
 
-From a LOCALSPEC_HOME in which nothing was measured: first what is predicted, then what is predicted once forwards were
-timed at the first load, then replies, plain and by `auto` in turn on each prompt. Prints a line for each.
+Use a LOCALSPEC_HOME in which nothing was measured. The script prints the predictions before the model is loaded, and
+again after its forwards were timed. Then plain decoding and `auto` answer each prompt in turn, which gives a line each.
 """
 
 import argparse
@@ -27,7 +27,7 @@ PROMPTS = {
 
 
 def pace(choice: Choice) -> str:
-    """Return the predictions on one line."""
+    """Return on one line the predictions of a choice: its drafter, tokens/s and speedup."""
     times = f"{choice.speedup:.2f}" if choice.speedup else "1.00"
     return f"{choice.drafter}, {choice.tokens_per_second or 0:.1f} tokens/s, {times} x, measured {choice.measured}"
 
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def compare(engines: list[Engine], limits: Limits) -> None:
-    """Print a line for each kind of text."""
+    """Let both engines answer a prompt of each kind of text, and print a line for each."""
     gains, plains = [], []
     for kind, prompt in PROMPTS.items():
         speeds, steps = [], 0.0

@@ -1,4 +1,4 @@
-"""Write the page of the speedups of `auto` and of drafters on published models, from saved replies."""
+"""Write the page on the speedups of `auto` and of each drafter on published models, from saved replies."""
 
 import re
 from collections import Counter
@@ -60,7 +60,7 @@ def about(lines: Sequence[Line], machine: str) -> str:
 
 
 def by_kind(lines: Sequence[Line]) -> Kinds:
-    """Return the undisturbed replies by kind of text, those that were written side by side together."""
+    """Return the undisturbed replies by kind of text. Replies that were written side by side are one turn."""
     together: dict[tuple[str, str, int], dict[str, Line]] = {}
     for line in lines:
         if line["others"] <= DISTURBED:
@@ -73,12 +73,12 @@ def by_kind(lines: Sequence[Line]) -> Kinds:
 
 
 def both(turns: Turns, *names: str) -> list[Mapping[str, Any]]:
-    """Return the prompts to which all of these replied."""
+    """Return the turns that have replies of all variants in `names`."""
     return [turn for turn in turns if all(name in turn["replies"] for name in names)]
 
 
 def mean(kinds: Kinds, above: str, below: str = PLAIN) -> tuple[float, float, float]:
-    """Return the geometric mean of the kinds of how often `above` is as fast as `below`, with its bounds."""
+    """Return the speedup of `above` over `below`: the geometric mean over all kinds of text, with its 95 % bounds."""
     random, logs, drawn = np.random.default_rng(0), list[float](), list[Any]()
     for turns in kinds.values():
         if common := both(turns, above, below):
@@ -98,7 +98,7 @@ def pace_of(reply: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def ratio(seconds: Any, counted: Any) -> Any:
-    """Return seconds a token of the first over those of the second [..., prompts, 2]."""
+    """Return the first variant's seconds per token divided by the second's. The arrays are [..., prompts, 2]."""
     each = seconds.sum(-2) / counted.sum(-2) if seconds.ndim > 2 else seconds.sum(0) / counted.sum(0)
     return each[..., 0] / each[..., 1]
 
@@ -107,7 +107,7 @@ def ratio(seconds: Any, counted: Any) -> Any:
 
 
 def section(kinds: Kinds, lines: Sequence[Line], aims: Mapping[str, float]) -> Iterator[str]:
-    """Yield the tables of one model at one temperature; the aims are those of a pair."""
+    """Yield the tables of one model at one temperature. `aims` are the wanted speedups by kind of text."""
     names = list(dict.fromkeys(line["variant"] for line in lines))
     variants = [name for name in names if not name.startswith(LLAMA_CPP)]
     heads = [f"{kind} ({len(both(turns, AUTO))})" for kind, turns in kinds.items()]
@@ -148,7 +148,7 @@ def choices_of_auto(lines: Sequence[Line]) -> str:
 
 
 def judged(kinds: Kinds, variants: Sequence[str], aims: Mapping[str, float]) -> Iterator[str]:
-    """Yield a table of how close `auto` is to the best drafter of each kind of text, and to each aim."""
+    """Yield a table that compares `auto` with the best drafter of each kind of text, and with the aims."""
     rows = []
     named = [name for name in variants if name not in (AUTO, FIRST)]
     for kind, turns in kinds.items():
@@ -184,7 +184,7 @@ def judged(kinds: Kinds, variants: Sequence[str], aims: Mapping[str, float]) -> 
 
 
 def arithmetic(turns: Turns, name: str) -> str:
-    """Return × as tokens per step over forward, draft and the rest of a step, in steps of plain decoding."""
+    """Return the equation: tokens per step ÷ (forward + draft + rest of a step) = speedup. Times are in plain steps."""
     unit = total(turns, PLAIN, "seconds") / total(turns, PLAIN, "steps") * total(turns, name, "steps")
     verify, draft, whole = (total(turns, name, key) / unit for key in ("verify", "draft", "seconds"))
     rest = whole - verify - draft
@@ -192,7 +192,7 @@ def arithmetic(turns: Turns, name: str) -> str:
 
 
 def beside_llama_cpp(kinds: Kinds, names: Sequence[str]) -> Iterator[str]:
-    """Yield tokens/s of llama.cpp on the same files and ours, and how often `auto` is as fast as its best setting."""
+    """Yield a table of tokens/s of llama.cpp and localspec on the same files, and of the speedup over llama.cpp."""
     theirs = [name for name in names if name.startswith(LLAMA_CPP)]
     rows = []
     for name in (*theirs, PLAIN, AUTO):
@@ -235,7 +235,7 @@ def beside_llama_cpp(kinds: Kinds, names: Sequence[str]) -> Iterator[str]:
 
 
 def expected(why: str) -> str:
-    """Return, from the reason for a choice, what was expected of the drafter that was chosen, and of the fastest one."""
+    """Return a sentence with the predictions that `why`, the reason for a choice, has for two drafters."""
     choice = re.search(r": (\S+ tokens/s).*?, M (\S+)", why)
     other = re.search(r"; (\S+) would reach (\S+ tokens/s), M ([0-9.]+)(?:, and takes (.+))?$", why)
     sentence = f"Before the first reply it predicted {choice[1]} and an M of {choice[2]}" if choice else ""
@@ -246,7 +246,7 @@ def expected(why: str) -> str:
 
 
 def scarce(kinds: Kinds, variants: Sequence[str], lines: Sequence[Line]) -> Iterator[str]:
-    """Yield M of every kind, and what `auto` would choose if memory were limited."""
+    """Yield a table of M (speedup ÷ relative memory) by kind of text, and the choice of `auto` with little memory."""
     rows = []
     for name in [name for name in variants if name not in (AUTO, FIRST)]:
         cells = [

@@ -1,17 +1,17 @@
-"""Measure the speedup of `auto` and of every drafter that is here for a published model: published-speedups.md.
+"""Measure the speedups of `auto` and of all available drafters on a published model: published-speedups.md.
 
     python research/pair_speedups.py -m qwen2.5-coder-1.5b --prompts data/eval --work build/pair \
         --llama-cpp 1.5B.gguf 0.5B.gguf --seconds 85 --out docs/figures/published-speedups.md
 
-Prompts of four kinds (code, chat, editing, JSON) are made from the files in `--prompts`. All variants answer a prompt side
-by side, in turns of a twentieth of a second, each from a new engine that knows no phrases; llama.cpp answers after them.
-A text that differs from plain decoding's ends the program. Replies are lines of `--work`/replies.jsonl, so a run that was
-stopped goes on with the next prompt; several models can share a folder. What other programs or the host disturbed is
-written again, three times at most.
+Prompts of four kinds (code, chat, editing, JSON) are made from the files in `--prompts`. All variants answer a prompt
+side by side, in turns of a twentieth of a second, each from a new engine that knows no phrases; llama.cpp answers after
+them. If a text differs from plain decoding's, the program ends. Replies are saved in `--work`/replies.jsonl, so a
+stopped run continues with the next prompt. Several models can share this folder. A reply that other programs or the
+virtual machine's host disturbed is written again, three times at most.
 
-`auto` has a separate database with the measurements of the model and of earlier replies by `auto`. `auto,
-first reply` has a new one each time, as after an import. With each reply of `auto` it is noted what it would take if
-memory were limited to `--scarce` times the target. The page is made of all lines in the folder.
+`auto` has a separate database with the measurements of the model and of its earlier replies. `auto, first reply`
+has an empty one each time, as after an import. Each reply of `auto` also records what `auto` would choose if memory
+were limited to `--scarce` times the target's size. The page is made from all lines in the folder.
 """
 
 import argparse
@@ -87,7 +87,7 @@ def _edited_code(entry: Entry) -> str:
 
 
 def _passage(entry: Entry) -> str:
-    """Return the first sentences of a text that is asked about."""
+    """Return the first sentences of the text that the question is about."""
     text = _question(entry).split("\n\nQuestion:")[0][:420]
     return text[: text.rfind(". ") + 1]
 
@@ -117,7 +117,7 @@ KINDS: dict[str, dict[str, Callable[[Entry], str]]] = {
 
 
 def prompts_of(folder: Path, skip: int, limit: int, fits: Callable[[str], bool]) -> dict[str, list[tuple[str, str]]]:
-    """Return `limit` prompts by kind after the first `skip`, with their names, one of each file in turn."""
+    """Return for each kind `limit` prompts after the first `skip`, as (name, text). The files of a kind take turns."""
     by_kind: dict[str, list[tuple[str, str]]] = {}
     used: set[str] = set()
     for kind, files in KINDS.items():
@@ -140,13 +140,13 @@ def _of_file(file: Path, make: Callable[[Entry], str], used: Container[str]) -> 
 
 
 def stolen() -> int:
-    """Return the ticks that the host took so far; 0 where the system does not say."""
+    """Return the CPU ticks that the virtual machine's host has taken so far; 0 if the system does not say."""
     stat = Path("/proc/stat")
     return int(stat.read_text("utf-8").split("\n")[0].split()[8]) if stat.is_file() else 0
 
 
 class SavedReplies:
-    """The lines of a file, each a reply. A line that was cut off is left out."""
+    """A file with one line for each saved reply. An incomplete last line is removed."""
 
     def __init__(self, file: Path) -> None:
         self._file, self.lines = file, list[Entry]()
@@ -156,13 +156,13 @@ class SavedReplies:
         file.write_bytes(whole[: whole.rfind(b"\n") + 1])
 
     def add(self, line: Entry) -> None:
-        """Keep one reply."""
+        """Save one reply."""
         with self._file.open("a", encoding="utf-8") as opened:
             opened.write(json.dumps(line) + "\n")
         self.lines.append(line)
 
     def of(self, **key: object) -> list[Entry]:
-        """Return the lines that have all of these values."""
+        """Return the saved replies in which all these fields have these values."""
         return [line for line in self.lines if all(line[name] == value for name, value in key.items())]
 
 
@@ -170,18 +170,18 @@ class SavedReplies:
 
 
 class TimeUp(Exception):
-    """No time is left."""
+    """An error: the time of `--seconds` is over."""
 
 
 class AllCores(IdleCores):
-    """All cores, whatever other programs do; their load is recorded with each reply."""
+    """A replacement for the count of idle cores: it returns all cores, even if other programs use some."""
 
     def __call__(self) -> int:
         return physical_cores()
 
 
 class Ours:
-    """The model in this program, with all drafters."""
+    """A set of engines of localspec for one model, with all drafters."""
 
     def __init__(
         self,
@@ -192,7 +192,7 @@ class Ours:
         until: float,
         stack: ExitStack,
     ) -> None:
-        """Measure what `wanted` needs and was not measured yet. Raise TimeUp where there is no time left for it."""
+        """Make the missing measurements for the drafters in `wanted`. Raises TimeUp if too little time is left."""
         self._card, self._work, self._stack = card, work, stack
         self._settings = config.load(flags={"temperature": 0.0})
         known = work / "measured.db"
@@ -220,11 +220,11 @@ class Ours:
         return self._plain.target
 
     def names(self) -> list[str]:
-        """Return every drafter that is wanted, and that this model has."""
+        """Return the wanted drafters that this model has."""
         return [name for name in self._wanted if self._possible(name)]
 
     def answers(self, wanted: Sequence[str], text: str, sampling: Sampling, most: int) -> dict[str, Entry]:
-        """Return the figures of these variants' replies, each from a new engine, written side by side."""
+        """Let the variants answer a prompt side by side, each with a new engine. Return the figures of their replies."""
         with ExitStack() as stack:
             about, replies = dict[str, Entry](), dict[str, Generator[Event, None, None]]()
             for name in wanted:
@@ -245,7 +245,7 @@ class Ours:
         return choice, Engine(choice, store=store, phrases="off", share_with=base)
 
     def _under_limit(self) -> Entry:
-        """Return what `auto` would choose if memory were limited, and why; nothing where the model does not fit."""
+        """Return what `auto` would choose if memory were limited, and why; {} if the model does not fit."""
         try:
             choice = self._chosen(AUTO, self._auto, self._scarce)
         except DoesNotFit:
@@ -268,7 +268,7 @@ class Ours:
             return None
 
     def _base(self, choice: Choice, store: Store | None) -> Engine:
-        """Return an engine whose models others share; without a store one of which nothing was measured."""
+        """Return an engine that shares its loaded models with others. Without a store it has no measurements."""
         if choice.draft is None:
             return self._plain
         loaded = self._bases if store else self._untimed
@@ -280,7 +280,7 @@ class Ours:
 
 
 def names(card: registry.TargetCard) -> list[str]:
-    """Return plain decoding and, with and without phrases, each kind that needs no training or was trained for `card`."""
+    """Return plain decoding, `auto`, and every drafter that is available for `card`, without and with phrases."""
     trained = {drafter.kind for drafter in trained_drafters(card)}
     kinds = [kind for kind in TABLE if (kind.takes not in WEIGHTS or kind.name in trained) and kind.name != PLAIN]
     lengthened = [f"{kind.name}{WITH_PHRASES}" for kind in kinds if not kind.has_phrases]
@@ -288,7 +288,7 @@ def names(card: registry.TargetCard) -> list[str]:
 
 
 def limited(target: int, times: float) -> Machine:
-    """Return this machine if a model might take `times` times the target's bytes."""
+    """Return this machine with so little memory that a model may take only `times` times the target's bytes."""
     machine = this_machine()
     cpu = machine.device("cpu")
     assert cpu is not None
@@ -297,13 +297,13 @@ def limited(target: int, times: float) -> Machine:
 
 
 def copy(path: Path, target: Path) -> None:
-    """Copy a database that may be open."""
+    """Copy a database, even if it is open."""
     with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(target)) as into:
         source.backup(into)
 
 
 def figures(statistics: Statistics) -> Entry:
-    """Return the figures of a reply that are saved."""
+    """Return the figures of a reply, in the form in which they are saved."""
     memory = statistics.memory
     return {
         "ids": list(statistics.token_ids), "tokens": max(len(statistics.token_ids) - 1, 0), "steps": statistics.steps,
@@ -314,7 +314,7 @@ def figures(statistics: Statistics) -> Entry:
 
 
 class Peer:
-    """llama.cpp with the same files: plain, with its look-up, and with its draft model in a few settings."""
+    """A pair of models in llama.cpp, from the same files. It decodes plainly, with look-up, or with the draft model."""
 
     def __init__(self, files: Sequence[Path], engines: Ours, stack: ExitStack) -> None:
         self._target, vocabulary = engines.target, engines.target.vocab_size
@@ -343,7 +343,7 @@ class Peer:
 
 
 def measure(options: argparse.Namespace, saved: SavedReplies, stack: ExitStack) -> None:
-    """Write the replies that are missing. Raise TimeUp where not all could be written."""
+    """Write the missing replies. Raises TimeUp if the time was too short for all of them."""
     until, card = time.monotonic() + options.seconds, registry.resolve(options.model)
     work = options.work / card.name
     work.mkdir(exist_ok=True)
@@ -395,7 +395,7 @@ def measure(options: argparse.Namespace, saved: SavedReplies, stack: ExitStack) 
 
 
 def still_wanted(names: Sequence[str], before: Sequence[Entry]) -> list[str]:
-    """Return the variants without a saved undisturbed reply that were not tried too often."""
+    """Return the variants that have no undisturbed reply yet and were tried less than TRIES times."""
     tries = {name: [line for line in before if line["variant"] == name] for name in names}
     return [
         name for name, some in tries.items()
@@ -404,7 +404,7 @@ def still_wanted(names: Sequence[str], before: Sequence[Entry]) -> list[str]:
 
 
 def trimmed_replies(answers: Callable[[int], dict[str, Entry]], options: argparse.Namespace) -> list[Entry]:
-    """Return replies that end where the plain text goes round."""
+    """Return replies that end where the plain text begins to repeat itself."""
     entries = noted(lambda: answers(options.max_tokens))
     plain = next(line for line in entries if line["variant"] == PLAIN)["ids"]
     most = until_it_goes_round(plain)
@@ -412,7 +412,7 @@ def trimmed_replies(answers: Callable[[int], dict[str, Entry]], options: argpars
 
 
 def noted(answers: Callable[[], dict[str, Entry]]) -> list[Entry]:
-    """Return replies with the CPU time that other programs and the host took meanwhile."""
+    """Return the replies, with the CPU time that other programs and the host took in the meantime."""
     others, before = OtherPrograms(), stolen()
     answered = answers()
     more = {"others": others(), "stolen": stolen() - before, "taken": time.time()}
@@ -420,7 +420,7 @@ def noted(answers: Callable[[], dict[str, Entry]]) -> list[Entry]:
 
 
 def check(entries: Sequence[Entry], line: Entry) -> None:
-    """End the program where a text differs from plain decoding's."""
+    """Exit if the text of a reply differs from that of plain decoding."""
     plain = next(entry for entry in entries if entry["variant"] == PLAIN)
     if line["ids"] != plain["ids"]:
         raise SystemExit(f"The text of {line['variant']} differs from that of plain decoding: {line} {plain}.")

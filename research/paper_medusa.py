@@ -1,8 +1,8 @@
-"""Try what Medusa's paper finds (figures 6 and 7, table 2) on published models.
+"""Test the findings of Medusa's paper (figures 6 and 7, table 2) on published models.
 
     python research/paper_medusa.py -m smollm2-135m --data FILE… --prompts data/eval --out build/medusa > page.md
 
-The figures are of the heads that a model has. The variants of the tables are trained.
+The figures are made with the Medusa heads that a model already has. The variants of the tables are trained.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ SHARED = {
 
 
 class Heads:
-    """The heads that a model has, with one form of tree each."""
+    """A model's trained Medusa heads, as one drafter for each form of draft tree."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
@@ -56,7 +56,7 @@ class Heads:
 
 
 def figure_6(bench: Bench) -> str:
-    """Return tokens per step by the form and size of trees."""
+    """Return a table of tokens per step by the form and size of draft trees."""
     heads, lines = Heads(bench), []
     for size in SIZES[:2] if bench.options.smoke else SIZES:
 
@@ -74,7 +74,7 @@ def figure_6(bench: Bench) -> str:
 
 
 def surprise(target: Any, prompt: Sequence[int], reply: Sequence[int]) -> float:
-    """Return minus the sum of log p of a reply's tokens, by the target at the temperature of the figure, in nats."""
+    """Return the negative log-likelihood of a reply in nats, by the target at TEMPERATURE."""
     tokens = [*prompt, *reply]
     cache_ = target.cache(len(tokens))
     logits = target.forward(DraftTree.chain(tokens[:-1]), cache_).logits.numpy()[len(prompt) - 1 :]
@@ -85,7 +85,7 @@ def surprise(target: Any, prompt: Sequence[int], reply: Sequence[int]) -> float:
 
 
 def figure_7(bench: Bench) -> str:
-    """Return speed and two substitutes for quality by ε (δ = √ε), with greedy and random sampling."""
+    """Return a table of speed and two measures of quality: by ε (δ = √ε), and for greedy and random sampling."""
     heads, lines = Heads(bench), []
     epsilons = EPSILONS[:2] if bench.options.smoke else EPSILONS
     rows: dict[str, Sampling] = {"greedy": GREEDY, "random sampling": Sampling(TEMPERATURE)}
@@ -123,7 +123,7 @@ def figure_7(bench: Bench) -> str:
 
 
 def sections(bench: Bench) -> dict[str, partial[str]]:
-    """Return the parts of the page."""
+    """Return the parts of the page by title, as functions that make them."""
     return {
         "Figure 6: dense and sparse trees": partial(figure_6, bench),
         f"Figure 7: typical acceptance at temperature {TEMPERATURE}": partial(figure_7, bench),

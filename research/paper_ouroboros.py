@@ -1,11 +1,12 @@
-"""Try what the paper of Ouroboros finds (tables 3, 4, 10, 13, 15, 17, figure 6) on a pair of models.
+"""Test the findings of Ouroboros' paper (tables 3, 4, 10, 13, 15, 17, figure 6) on a pair of models.
 
     python research/paper_ouroboros.py -m qwen2.5-coder-1.5b --draft qwen2.5-coder-0.5b --prompts data/eval --limit 20 \
         --seeds 0 --out build/ouroboros > page.md
 
-Counts only: tokens per step, and forwards of the draft model. Seconds of the same drafters are in published-speedups.md. Each
-row begins every reply with an empty pool; rows with history keep theirs. Trees are fixed. Rows that learn nothing from the
-target's picks off the text are replayed on the stored text, without the target: their counts are the same.
+The script only counts tokens per step and forwards of the draft model; published-speedups.md has the seconds of these
+drafters. Each reply begins with an empty pool of phrases, except in rows with history. Draft trees have a fixed size.
+Rows that learn nothing from refused drafts are decoded again from the saved text, without the target. Their counts are
+the same.
 """
 
 import argparse
@@ -103,7 +104,7 @@ class Pairing:
         return cls(bench, {task: questions_of(options.prompts, task, options.limit) for task in options.tasks})
 
     def history(self, name: str) -> tuple[Store, int]:
-        """Return the store with the phrases of this name, and the number of its pool."""
+        """Return the store with the phrases of this name, and the number of their pool."""
         if name not in self.histories:
             file = self.bench.options.out / "phrases.db"
             store = self.bench.at_the_end.enter_context(Store.open(file, print))
@@ -121,7 +122,7 @@ class Pairing:
         most: int = 0,
         chosen: Hyperparameters | None = None,
     ) -> Rows:
-        """Return the replies of each row to the prompts that all rows have answered."""
+        """Return the replies of each row of PARTS, for the prompts that all rows have answered."""
 
         def answer(prompt: BenchPrompt, row: str) -> Reply:
             letters_, default = PARTS[row]
@@ -132,9 +133,9 @@ class Pairing:
         return self.bench.rows(title, list(rows), answer, subset)
 
     def across(self, rows: Sequence[str], settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Rows]:
-        """Return the replies of each row with each of the settings, to the prompts that have all of these replies.
+        """Return the replies of each row with each of the settings, for the prompts that have all of these replies.
 
-        All settings take a prompt before the next one begins. Settings are arguments of `replies`, by title.
+        A prompt is answered with all settings before the next prompt. Settings are arguments of `replies`, by title.
         """
         results: dict[str, Rows] = {title: {row: [] for row in rows} for title in settings}
         for prompt in in_turn(self.tasks.values()):
@@ -148,7 +149,7 @@ class Pairing:
     def _shared(
         self, prompt: BenchPrompt, letters_: str, chosen: Hyperparameters, sampling: Sampling, most: int
     ) -> Reply:
-        """Return a reply without history, which is the same in every table."""
+        """Return a reply of a row without history. It is the same in every table, so it is saved once for all."""
         most = most or self.bench.options.max_tokens
         settings = f"{letters_} {letters(chosen)} {sampling.temperature} {sampling.top_p} {sampling.seed} {most}"
         key = f"reply | {settings} | {prompt.category} {prompt.id}"
@@ -160,7 +161,7 @@ class Pairing:
     def _reply(
         self, prompt: BenchPrompt, letters_: str, chosen: Hyperparameters, history: str, sampling: Sampling, most: int
     ) -> Reply:
-        """Return a reply with some parts, with the forwards of the draft model and their rows after the prompt."""
+        """Return a reply with some of PARTS, and count the draft model's forwards and rows after the prompt."""
         bench, target = self.bench, self.bench.engine.target
         store, pool_id = self.history(history) if "h" in letters_ else (None, 0)
         pool = PhrasePool(
@@ -199,20 +200,20 @@ class Pairing:
 
 
 def questions_of(folder: Path, task: str, count: int) -> list[BenchPrompt]:
-    """Return the first prompts of a task."""
+    """Return the first `count` prompts of a task."""
     file, category = TASKS[task]
     chosen = [prompt for prompt in prompts.read(folder / f"{file}.jsonl") if prompt.category == category]
     return [replace(prompt, category=task) for prompt in chosen[:count]]
 
 
 def in_turn(tasks: Iterable[Sequence[BenchPrompt]], run: int = 1) -> list[BenchPrompt]:
-    """Return the prompts of tasks, `run` of each in turn."""
+    """Return the prompts of all tasks in turn: `run` prompts of one task, then `run` of the next."""
     parts = [[task[start : start + run] for start in range(0, len(task), run)] for task in tasks]
     return [prompt for turn in zip_longest(*parts, fillvalue=[]) for part in turn for prompt in part]
 
 
 def table_4(pairing: Pairing) -> str:
-    """Return the parts one by one, over all tasks and by task, with block efficiency (table 13)."""
+    """Return the table of the parts of Ouroboros, added one by one, by task, and with block efficiency (table 13)."""
     order = in_turn(pairing.tasks.values())
     rows = pairing.replies([row for row in PARTS if row not in LAST], order, "parts")
     rows |= pairing.replies(LAST, order, "parts")
@@ -256,7 +257,7 @@ def table_4(pairing: Pairing) -> str:
 
 
 def drafting(replies: Sequence[Reply]) -> tuple[float | None, float | None]:
-    """Return the draft model's forwards per step, and the rows of each; None without a draft model."""
+    """Return the draft model's forwards per step, and the rows (tokens) of each; None without a draft model."""
     if "forwards" not in replies[0]:
         return None, None
     forwards, rows, steps = (sum(reply[name] for reply in replies) for name in ("forwards", "forward_rows", "steps"))
@@ -264,7 +265,7 @@ def drafting(replies: Sequence[Reply]) -> tuple[float | None, float | None]:
 
 
 def cell(replies: Sequence[Reply]) -> str:
-    """Return tokens per step, with draft forwards per step in brackets."""
+    """Return a table cell: tokens per step, with the draft model's forwards per step in brackets."""
     if not replies:
         return NOT_RUN
     forwards, _ = drafting(replies)
@@ -272,7 +273,7 @@ def cell(replies: Sequence[Reply]) -> str:
 
 
 def grid(pairing: Pairing) -> str:
-    """Return tokens per step (draft forwards per step) by γ and β."""
+    """Return a table of tokens per step (draft forwards per step) by the length of drafts (γ) and of phrases (β)."""
     settings = {
         f"grid {draft} {phrase}": {"chosen": replace(SMALL, draft=draft, phrase=phrase)}
         for draft in DRAFTS
@@ -289,7 +290,7 @@ def grid(pairing: Pairing) -> str:
 
 
 def sampled(pairing: Pairing) -> str:
-    """Return tokens per step by temperature, with top-p 0.8."""
+    """Return a table of tokens per step by temperature, with top-p 0.8."""
     seeds = {temperature: pairing.bench.options.seeds if temperature else (0,) for temperature in TEMPERATURES}
     settings = {
         f"sampling {temperature} {seed}": {
@@ -311,14 +312,14 @@ def sampled(pairing: Pairing) -> str:
 
 
 def lengths(pairing: Pairing) -> str:
-    """Return tokens per step by the most tokens of a reply."""
+    """Return a table of tokens per step by the largest number of tokens in a reply."""
     results = pairing.across(COMPARED, {f"length {most}": {"most": most} for most in LENGTHS})
     lines = [[row, *(cell(rows[row]) for rows in results.values())] for row in COMPARED]
     return table(["", *map(str, LENGTHS)], lines) + prompts_of(next(iter(results.values()))[PAPER])
 
 
 def locality(pairing: Pairing) -> str:
-    """Return what history brings if the same prompts come in another order."""
+    """Return a table that shows what the phrases of earlier replies bring, for the same prompts in several orders."""
     most = pairing.bench.options.in_order
     four = [task[:most] for task in pairing.tasks.values()]
     orders = {f"{run} of a task in a row": in_turn(four, run) for run in (most, most // 2, most // 5, 1)}
@@ -334,7 +335,7 @@ def locality(pairing: Pairing) -> str:
 
 
 def by_phrases(pairing: Pairing) -> str:
-    """Return tokens per step by K, without history, as in the paper."""
+    """Return a table of tokens per step by K, the phrases after a draft. As in the paper, there is no history."""
     counts = (1, 2, 3, 4, 5)
     results = pairing.across(
         [PAPER], {f"phrases {count}": {"chosen": replace(SMALL, phrases=count)} for count in counts}
@@ -348,17 +349,17 @@ def by_phrases(pairing: Pairing) -> str:
 
 
 def prompts_of(replies: Sequence[Reply]) -> str:
-    """Return a paragraph with the number of prompts of a table."""
+    """Return a paragraph that says how many prompts a table has."""
     return f"\n\n{len(replies)} prompts." if replies else ""
 
 
 def letters(chosen: Hyperparameters) -> str:
-    """Return hyperparameters by the letters of the paper."""
+    """Return hyperparameters as text, with the letters of the paper."""
     return f"γ = {chosen.draft}, W = {chosen.window}, β = {chosen.phrase}, K = {chosen.phrases}"
 
 
 def sections(bench: Bench) -> dict[str, partial[str]]:
-    """Return the parts of the page."""
+    """Return the parts of the page by title, as functions that make them."""
     pairing = Pairing.of(bench)
     return {
         "Table 4 and table 13: the parts, greedy": partial(table_4, pairing),

@@ -1,4 +1,4 @@
-"""Try what ParallelSpec's paper finds (tables 1 and 2, figure 4) on published models.
+"""Test the findings of ParallelSpec's paper (tables 1 and 2, figure 4) on published models.
 
     python research/paper_parallelspec.py -m smollm2-135m --data FILE… --prompts data/eval --out build/parallelspec > page.md
 
@@ -38,7 +38,7 @@ GROUPS = {
 
 
 def sections(bench: Bench) -> dict[str, partial[str]]:
-    """Return the parts of the page."""
+    """Return the parts of the page by title, as functions that make them."""
     return {title: partial(compared, group, bench) for title, group in GROUPS.items()}
 
 

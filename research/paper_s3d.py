@@ -1,10 +1,11 @@
-"""Try what S3D's paper finds (figures 4, 5 and 8, table 4) on published models.
+"""Test the findings of S3D's paper (figures 4, 5 and 8, table 4) on published models.
 
     python research/paper_s3d.py -m smollm2-135m --data FILE… --prompts data/eval --out build/s3d > page.md
 
-Figure 4 is also measured without training, by the agreement of layers with the whole model. Table 4 is of the drafter that a
-model has, by the clock: nothing else should run. Everything else is trained. Figure 5 needs one training for each number of
-layers and seed, for the longest draft. Shorter drafts have the same weights with fewer masks.
+Figure 4 is also measured without training: how often some layers predict the same token as the whole model. Table 4
+uses the drafter that a model already has. It measures seconds, so nothing else should run. All other variants are
+trained. Figure 5 needs one training for each number of layers and seed, with the longest draft. Shorter drafts use the
+same weights with fewer masks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -77,7 +78,7 @@ this reply and guess after each token which one comes next. Each row of a table 
 
 
 def schemes(count: int, size: int) -> dict[str, tuple[int, ...]]:
-    """Return the layers that each scheme of figure 4 keeps; early exit is "late skipped"."""
+    """Return which `size` of `count` layers each scheme of figure 4 keeps. Early exit is the scheme "late skipped"."""
     early = size // 4
     spread = tuple(round(index * (count - 1) / max(size - 1, 1)) for index in range(size))
     return {
@@ -99,7 +100,7 @@ def shape_of_model(bench: Bench) -> Shape:
 
 
 def untrained(bench: Bench) -> str:
-    """Return how often some layers predict the whole model's next token, without training."""
+    """Return a table of how often some of the layers predict the whole model's next token, without training."""
     count = shape_of_model(bench).num_layers
     sets = {(size, name): layers for size in (int(count * part) for part in SHARES)
             for name, layers in schemes(count, size).items()}  # fmt: skip
@@ -136,7 +137,7 @@ def untrained(bench: Bench) -> str:
 
 
 def trained_layers(bench: Bench) -> str:
-    """Return figure 4: half of the layers by each scheme, trained."""
+    """Train drafters with half of the layers, chosen by each scheme. Return the table of figure 4."""
     count = shape_of_model(bench).num_layers
     halves = schemes(count, max(1, count // 2))
     return compared(
@@ -153,7 +154,7 @@ ADAPTERS = {  # figure 8
 
 
 def figure_5(bench: Bench) -> str:
-    """Return acceptance and speed, predicted and measured, by share of the model (β) and tokens (γ)."""
+    """Return a table of predicted and measured acceptance and speed, by share of the model (β) and drafted tokens (γ)."""
     shape, options = shape_of_model(bench), bench.options
     most = shape.num_layers
     counts = sorted({round(most * part / 8) for part in range(2, 8)})[: 2 if options.smoke else None]
@@ -200,7 +201,7 @@ def figure_5(bench: Bench) -> str:
 
 
 def _by_length(variant: Variant, seed: int, bench: Bench) -> dict[str, list[Reply]]:
-    """Return the replies of plain decoding and of one training's drafts of each length."""
+    """Return the replies of plain decoding ("plain") and those of one trained drafter by the length of its drafts."""
     directory = variant.directory(seed, bench.options)
 
     @cache
@@ -217,7 +218,7 @@ def _by_length(variant: Variant, seed: int, bench: Bench) -> dict[str, list[Repl
 
 
 def _predicted(gamma: int, beta: float, runs: Sequence[Mapping[str, list[Reply]]], others: Constants) -> list[str]:
-    """Return the cells of a share and a length: predicted by the paper's constants and by fitted ones, and measured."""
+    """Return the cells for one β and γ: predicted with the paper's and with fitted constants, and measured."""
     (replies,) = common([run["own"] for run in runs])
     times = [
         sum(reply["seconds"] for reply in run["plain"]) / max(sum(reply["seconds"] for reply in run["own"]), 1e-9)
@@ -240,7 +241,9 @@ def _spread(values: list[float]) -> str:
 
 
 def table_4(bench: Bench) -> str:
-    """Return precision × drafter: tokens/s, memory, and M against plain decoding in the first precision."""
+    """Return a table by precision and drafter: tokens/s, memory, and M (speedup ÷ relative memory) against the first
+    row.
+    """
     card = find_drafter("s3d", resolve(bench.options.model))
     benches = {name: replace(bench, flags=flags) for name, flags in PRECISIONS.items()}
     drafters = {
@@ -278,7 +281,7 @@ def _speed(replies: Sequence[Reply]) -> tuple[float, int]:
 
 
 def sections(bench: Bench) -> dict[str, partial[str]]:
-    """Return the parts of the page."""
+    """Return the parts of the page by title, as functions that make them."""
     return {
         "Figure 4, untrained: agreement of layers with the model": partial(untrained, bench),
         "Figure 4, trained: which layers are skipped": partial(trained_layers, bench),

@@ -1,4 +1,4 @@
-"""Try what the paper of semi-autoregressive drafting finds (table 2, figures 4 and 5, §4.2) on published models.
+"""Test the findings of the paper on semi-autoregressive drafting (table 2, figures 4 and 5, §4.2) on published models.
 
     python research/paper_semi.py -m smollm2-135m --data FILE… --prompts data/eval --out build/semi > page.md
 
@@ -36,7 +36,7 @@ GROUPS = {
 
 
 def sections(bench: Bench) -> dict[str, partial[str]]:
-    """Return the parts of the page."""
+    """Return the parts of the page by title, as functions that make them."""
     return {title: partial(compared, group, bench) for title, group in GROUPS.items()}
 
 

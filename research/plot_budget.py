@@ -1,8 +1,8 @@
-"""Which tree sizes the node budget chooses, on texts whose acceptance is scripted: docs/figures/budget.svg.
+"""Draw which sizes of draft trees the node budget chooses on texts with a given acceptance: docs/figures/budget.svg.
 
     python research/plot_budget.py
 
-Nothing is measured: the clock counts what a forward of each size costs on two machines, in units of one row's.
+Nothing is measured: forwards have the costs of two example machines, in units of a forward of one row.
 """
 
 import argparse
@@ -30,7 +30,7 @@ MACHINES = (("processor", PROCESSOR, "#1f5fa8", ""), ("graphics card", CARD, "#c
 
 
 def figure() -> str:
-    """Return the whole drawing: one panel a text, one line a machine."""
+    """Return the drawing as SVG: a panel for each text, with a line for each machine."""
     height = TOP + len(TEXTS) * (HIGH + GAP) + 6
     parts = [
         words(LEFT, 26, "Nodes verified in each step, where a draft may have eight", size=17),

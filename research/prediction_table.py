@@ -1,11 +1,11 @@
-"""Compare the predictions of a model with measurements: bytes and tokens/s of plain decoding, random weights.
+"""Compare the predicted memory and speed of plain decoding with measurements, on models with random weights.
 
 python research/prediction_table.py --work DIRECTORY [--forms int8,int4,bf16] [--models "0.1 B,0.4 B"] [--repeat 3]
 
-Each run is a separate process, on a CPU with the compiled library, after one that packed the model. Bytes are its
-peak, including pages of the mapped file, minus the memory before the model was loaded. Tokens/s are predicted twice:
-from rates of the device, which need no model, and from its own forward costs. Both are measured in that process between
-two replies, and rates on both sides of costs, for a machine may change its pace within a minute.
+Each run is a separate process, on a CPU with the compiled library, after a run that packs the model. Measured bytes are
+the process's peak, including pages of the mapped file, minus its memory before the model was loaded. Tokens/s are
+predicted twice: from rates of the device, which need no model, and from the measured costs of the model's forwards.
+Both are measured between two replies of the same process, because a machine's speed may change within a minute.
 """
 
 import argparse
@@ -42,7 +42,7 @@ FORMS = {
 
 
 def random_model(directory: Path, shape: dict[str, int]) -> Path:
-    """Made once."""
+    """Write a model with random weights to `directory`, if it is not there yet. Return the directory."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -62,7 +62,7 @@ def random_model(directory: Path, shape: dict[str, int]) -> Path:
 
 
 def with_more_tokens(tokenizer: dict[str, Any]) -> dict[str, Any]:
-    """Return the demo's tokenizer with tokens that are pairs of others, until there are as many as the models have."""
+    """Return the demo's tokenizer with more tokens, which are pairs of others, until there are VOCABULARY tokens."""
     vocabulary, merges = tokenizer["model"]["vocab"], tokenizer["model"]["merges"]
     known, random = list(vocabulary), Random(0)
     while len(vocabulary) < VOCABULARY:
@@ -74,7 +74,7 @@ def with_more_tokens(tokenizer: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(path: Path, form: str) -> dict[str, float]:
-    """Load the model, read a prompt and answer, in a separate process."""
+    """Load the model in this process, read a prompt and answer. Return the predicted and measured figures."""
     import psutil
 
     from localspec import Engine, Limits, Sampling, config
@@ -146,7 +146,7 @@ def main() -> None:
 
 
 def row(name: str, path: Path, form: str, options: argparse.Namespace) -> str:
-    """Return a line of the table."""
+    """Measure a model in one precision, and return its line of the table."""
     command = [sys.executable, __file__, "--work", str(options.work), "--run", str(path), form]
     readings: dict[str, list[float]] = {}
     for turn in range(options.repeat + 1):

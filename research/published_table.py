@@ -1,8 +1,9 @@
-"""Predicted and published speeds: tokens/s and times plain decoding, of machines and models that no constant was taken from.
+"""Compare predicted with published speeds: tokens/s, and speedups over plain decoding.
 
 python research/published_table.py
 
-Prints the tables of docs/figures/prediction.md. Nothing is measured: bandwidths are those of data sheets.
+Prints the tables of docs/figures/prediction.md. No constant of the predictions comes from the numbered rows. Nothing is
+measured: bandwidths are those of data sheets.
 """
 
 import argparse
@@ -36,7 +37,7 @@ YI_6B = Shape(32, 4096, 11008, 32, 4, 128, 64000, 4096)
 
 
 def card(title: str, bandwidth: float, multiprocessors: int, dtype: str = "bf16") -> Device:
-    """Return an NVIDIA card by its data sheet: GB/s and multiprocessors."""
+    """Return an NVIDIA GPU with the bandwidth (GB/s) and the multiprocessors of its data sheet."""
     return Device(
         "cuda:0", title, 80 * GIB, 80 * GIB, (dtype,), ("int8", "nf4"), "", COPIED * bandwidth * 1e9,
         cores=multiprocessors,
@@ -44,12 +45,12 @@ def card(title: str, bandwidth: float, multiprocessors: int, dtype: str = "bf16"
 
 
 def apple(title: str, bandwidth: float) -> Device:
-    """Return the GPU of a Mac, whose shares are of the data sheet's bandwidth."""
+    """Return the GPU of a Mac with the bandwidth (GB/s) of its data sheet."""
     return Device("mps", title, 64 * GIB, 64 * GIB, ("fp16",), ("int8", "int4"), "", bandwidth * 1e9)
 
 
 def processor(title: str, read: float, cores: int, kernels: str, bits: float = 4.5) -> Device:
-    """Return a processor by the GB/s that it reads, and bits of a weight in a GGUF file."""
+    """Return a CPU that reads `read` GB/s. `bits` is the mean number of bits per weight in a GGUF file."""
     return Device(
         "cpu", title, 64 * GIB, 64 * GIB, ("bf16",), ("int8",), kernels, read * 1e9, engine="native", cores=cores,
         block_bits=bits,
@@ -63,7 +64,7 @@ OUROBOROS = "Ouroboros (the paper), table 2, median of three tasks"
 
 
 class Plain(NamedTuple):
-    """Tokens/s of plain decoding. `packing` is the one of ours that comes nearest to the `form` of the others."""
+    """A published speed of plain decoding in tokens/s. `packing` is localspec's nearest to the published `form`."""
 
     device: Device
     model: str
@@ -96,7 +97,7 @@ PLAIN = (
 
 @dataclass(frozen=True)
 class Drafted:
-    """Times plain decoding with a drafter; of a draft model `small` is its shape."""
+    """A published speedup of a drafter over plain decoding. `small` is the shape of a draft model."""
 
     device: Device
     target: str
@@ -116,7 +117,7 @@ HOST_LAYER = 1.03e-3
 
 @dataclass(frozen=True)
 class Eager:
-    """The costs of forwards of which the host starts each operation: a layer takes at least so long."""
+    """The costs of forwards if the host starts each operation. A layer takes at least HOST_LAYER seconds."""
 
     costs: ForwardCostModel
     layers: int
@@ -143,13 +144,13 @@ DRAFTED = (
 
 
 def tokens_a_second(device: Device, shape: Shape, packing: str) -> float:
-    """Return the prediction for plain decoding."""
+    """Return the predicted tokens/s of plain decoding."""
     costs = Estimate(shape, Rates.of(device, device.dtypes[0], packing))
     return 1 / StepCosts(costs).at(1, CONTEXT)
 
 
 def times(drafted: Drafted, eager: bool = False) -> float:
-    """Return the predicted speedup of a drafter, here or as transformers would run it."""
+    """Return the predicted speedup of a drafter in localspec, or with `eager` in transformers."""
     device, dtype = drafted.device, drafted.device.dtypes[0]
     rates = Rates.of(device, dtype, drafted.packing)
 
@@ -173,7 +174,7 @@ def times(drafted: Drafted, eager: bool = False) -> float:
 
 
 def judged(predicted: float, published: float, where: list[bool]) -> str:
-    """Return how far it is off, and count it."""
+    """Return the relative error of a prediction, and append to `where` whether it is within 20 %."""
     off = predicted / published - 1
     where.append(abs(off) <= 0.2)
     return f"{off:+.0%}"

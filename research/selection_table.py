@@ -1,4 +1,4 @@
-"""Show what is chosen on simulated machines: docs/figures/selection.md.
+"""Show which models are chosen on simulated machines: docs/figures/selection.md.
 
 Usage: python research/selection_table.py > docs/figures/selection.md
 """
@@ -26,7 +26,7 @@ COPIED = 0.87
 
 
 def gpu(name: str, gib: float, bandwidth: float, free: float | None = None, turing: bool = False) -> Device:
-    """Return an NVIDIA GPU whose screen takes half a GiB, unless `free` says how much is left."""
+    """Return an NVIDIA GPU. Half a GiB of its memory is taken by the screen, unless `free` says how much is free."""
     dtypes = ("fp16", "fp32") if turing else ("bf16", "fp16", "fp32")
     capability = "compute capability 7.5" if turing else "compute capability 8.6 or newer"
     left = gib - 0.5 if free is None else free
@@ -37,13 +37,13 @@ def gpu(name: str, gib: float, bandwidth: float, free: float | None = None, turi
 
 
 def cpu(gib: float, bandwidth: float, modern: bool = True) -> Device:
-    """Return a CPU with AVX-512 VNNI, or only with AVX2; a third of its memory is taken."""
+    """Return a CPU with AVX-512 VNNI, or with AVX2 if not `modern`. A third of its memory is in use."""
     kernels = "avx512_vnni" if modern else "avx2"
     return processor("processor", gib, gib * 2 / 3, kernels, bandwidth)
 
 
 def processor(title: str, gib: float, free: float, kernels: str, bandwidth: float) -> Device:
-    """Return a CPU on which our library computes."""
+    """Return a CPU for which the native library has the given kernels."""
     total, left = int(gib * GIB), int(free * GIB)
     cores = 4 if gib <= 8 else 8
     return Device(
@@ -56,7 +56,7 @@ APPLE_CORES = 90.0  # GB/s that eight cores read at most: an M2 Pro's read 80 (D
 
 
 def apple(title: str, gib: float, bandwidth: float) -> Machine:
-    """Return a Mac, whose GPU may have two thirds of the memory."""
+    """Return a Mac. Its GPU may use two thirds of the memory."""
     graphics = Device(
         "mps", title, int(gib * 2 / 3 * GIB), int(gib * 0.6 * GIB), ("bf16", "fp16", "fp32"), ("int8", "int4"), "",
         bandwidth * 1e9,
@@ -65,7 +65,7 @@ def apple(title: str, gib: float, bandwidth: float) -> Machine:
 
 
 def card(name: str, gib: float, bandwidth: float, ram: float = 32, **more: object) -> Machine:
-    """Return a card in a computer of its years with so much memory: before the RTX 4000 with DDR4 and AVX2."""
+    """Return a machine with this GPU and a CPU of the same age: DDR4 and AVX2 for cards before the RTX 4000 series."""
     newer = name.startswith("RTX 4")
     main = cpu(ram, 50 if newer else COPIED * 51.2, modern=newer)
     return Machine((gpu(name, gib, bandwidth, **more), main), 8)  # type: ignore[arg-type]
@@ -168,7 +168,7 @@ def line(name: str, others: str, recommendation: Recommendation | None) -> str:
 
 
 def of_cards() -> None:
-    """Print Phi-3 mini and a 7B on cards of 4 to 24 GB, in 8 bits and in NF4, with each drafter."""
+    """Print which drafter is chosen for Phi-3 mini and Mistral 7B on cards of 4 to 24 GB, in 8 bits and in NF4."""
     print("\n## Phi-3 mini and Mistral 7B with each drafter\n")
     print(
         "The table shows which drafter `auto` would choose for two models of the registry, `phi3-s3d` (Phi-3 mini) and "
@@ -201,7 +201,7 @@ def of_cards() -> None:
 
 
 def cell(plan: RunPlan) -> str:
-    """Tokens/s, memory and M."""
+    """Return the predicted tokens/s, memory and M (speedup ÷ relative memory) of a plan."""
     fits = "" if plan.fits else ", does not fit"
     return f"{plan.speed:.0f}/s, {plan.bytes / GIB:.1f} GiB, M {plan.cost_effectiveness:.2f}{fits}"
 

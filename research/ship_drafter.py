@@ -1,10 +1,10 @@
-"""Write a trained drafter in the form that ships with localspec: its matrices in int4, and of medusa only the first heads.
+"""Write a trained drafter in the form that ships with localspec: int4 matrices, and for medusa only the first heads.
 
     python research/ship_drafter.py TRAINED localspec/trained/NAME [--heads 2]
 
-Each 64 numbers of a row share a factor in fp16: of 17 tried, the one with the least squared error. Small tensors are in fp16.
-The script prints the size and the relative error (Frobenius norm) of each matrix. Then it measures the acceptance length
-on the prompts that come with localspec, which `auto` reads. For that the model must be here.
+Every 64 numbers of a row share an fp16 factor, the one of 17 with the least squared error. Small tensors are in fp16.
+The script prints the size and the relative error (Frobenius norm) of each matrix. Then it measures the acceptance
+length, which `auto` reads, on the prompts that come with localspec. For that the model must be on this machine.
 """
 
 import argparse
@@ -32,7 +32,7 @@ SMALL = 2**14  # tensors with fewer numbers are stored in fp16
 
 
 def in_int4(numbers: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float16]]:
-    """Return bytes of two integers each, and a factor for each GROUP of integers on the last axis."""
+    """Return the numbers in int4, two in each byte, and an fp16 factor for each GROUP of numbers on the last axis."""
     *outer, inner = numbers.shape
     padded = np.zeros((*outer, -(-inner // GROUP) * GROUP), np.float32)
     padded[..., :inner] = numbers
@@ -52,7 +52,7 @@ def _integers(groups: npt.NDArray[np.float32], factors: npt.NDArray[np.float16])
 
 
 def write(trained: Path, to: Path, most: int) -> Path:
-    """Write the drafter, of medusa at most this many heads, and print its size and errors. Return its drafter.json."""
+    """Write the drafter (of medusa at most `most` heads), and print its size and errors. Return its drafter.json."""
     card = read_drafter(trained)
     about = json.loads((card.path / "drafter.json").read_text("utf-8"))
     stored, tensors = StoredTensors(card.path / "drafter.safetensors"), {}

@@ -1,4 +1,4 @@
-"""Replies that take turns by their tokens, so that a change of the machine's speed affects the same part of each."""
+"""Lets replies take turns by their tokens, so that a change of the machine's speed affects the same part of each."""
 
 import os
 import time
@@ -45,7 +45,7 @@ def side_by_side(replies: Mapping[str, Generator[Event, None, None]], turn: floa
 
 
 class OtherPrograms:
-    """A count of the cores' time that programs other than this process and its children took since the last look."""
+    """A meter that returns how many cores other programs used since the last call. Child processes do not count."""
 
     def __init__(self) -> None:
         self._last = self._read()
@@ -58,7 +58,7 @@ class OtherPrograms:
 
     @staticmethod
     def _read() -> tuple[float, float, float]:
-        """(seconds, busy seconds of all cores, those of this process and of its children)."""
+        """Return the time, the busy seconds of all cores, and the CPU seconds of this process and its children."""
         times, usage = psutil.cpu_times(), os.times()
         idle = times.idle + getattr(times, "iowait", 0.0)
         return time.monotonic(), sum(times[:8]) - idle, sum(usage[:4])
@@ -72,7 +72,7 @@ def total(turns: Turns, name: str, key: str) -> float:
 
 
 def length(turns: Turns, name: str) -> float:
-    """Return the tokens per step."""
+    """Return the tokens per step of a drafter's replies."""
     return total(turns, name, "tokens") / total(turns, name, "steps")
 
 
@@ -81,13 +81,13 @@ def speedup(turns: Turns, name: str) -> float:
 
 
 def worth(turns: Turns, name: str) -> float:
-    """Return M (S3D, eq. 13)."""
+    """Return M of a drafter: its speedup divided by its relative memory (S3D, eq. 13)."""
     memory = fmean(turn["replies"][name]["bytes"] / turn["replies"][PLAIN]["bytes"] for turn in turns)
     return speedup(turns, name) / memory
 
 
 def interval(turns: Turns, name: str) -> tuple[float, float]:
-    """Return the bounds of a speedup by other prompts."""
+    """Return the 95 % bounds of a drafter's speedup, from bootstrap samples of the prompts."""
     seconds = np.array([[turn["replies"][variant]["seconds"] for variant in (PLAIN, name)] for turn in turns])
     drawn = seconds[np.random.default_rng(0).integers(len(seconds), size=(DRAWS, len(seconds)))].sum(1)
     low, high = np.percentile(drawn[:, 0] / drawn[:, 1], (2.5, 97.5))

@@ -1,10 +1,11 @@
-"""Run thousands of replies as one user has them: conversations, phrases, restarts; and report what grows.
+"""Run thousands of replies as one user would have them, with phrases and restarts, and report what grows.
 
     python research/soak.py --prompts data/eval --replies 10000 --home /tmp/soak
 
-A process of `localspec chat --plain` answers; it is ended now and then, every third time by SIGKILL, and the last
-conversation goes on. A line for each tenth of the run: resident memory, open files and threads of the process, seconds a
-reply (median, worst), size of the database; at the end, how many of the replies that were finished are kept.
+`localspec chat --plain` answers. Now and then its process is ended, every third time by SIGKILL, and a new process
+continues the last conversation. For each tenth of the run a line is printed: the process's resident memory, open files
+and threads, the seconds per reply (median, worst) and the size of the database. At the end: how many finished replies
+were saved.
 """
 
 import argparse
@@ -29,7 +30,7 @@ FIGURES = b"context "  # in the line after a finished reply
 
 
 class Chat:
-    """One process, from its start to its end."""
+    """A process of `localspec chat`."""
 
     def __init__(self, options: argparse.Namespace, resumed: bool) -> None:
         words = ["chat", "--plain", "-m", options.model, "-n", str(options.max_tokens), *(["-c"] if resumed else [])]
@@ -41,7 +42,7 @@ class Chat:
         self.watched = psutil.Process(self.process.pid)
 
     def asks(self, line: str) -> float:
-        """Send a prompt; return the seconds until its reply ended. Raise RuntimeError with the output without one."""
+        """Send a prompt, and return the seconds until its reply ended. Raises RuntimeError with the output if it fails."""
         assert self.process.stdin and self.process.stderr
         began, output = time.perf_counter(), b""
         self.process.stdin.write(line.encode() + b"\n")

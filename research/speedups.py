@@ -2,10 +2,10 @@
 
     python research/speedups.py -m build/demo-32 --prompts data/eval --limit 6 --drafters phrases medusa --work build/speedups
 
-All drafters answer a prompt together: the one with the fewest tokens works for the next twentieth of a second. Replies of
-less than a quarter of a second are written up to ten times, each time with what was known before the first. The kind of
-text changes from prompt to prompt. Replies end where the plain text starts to repeat itself, because loops flatter phrases.
-Measurements are saved in `--work`, prompt by prompt, so a run that was stopped continues.
+All drafters answer a prompt together: the one with the fewest tokens works for the next twentieth of a second. Replies
+of less than a quarter of a second are repeated up to ten times. What one repetition learns is hidden from the others.
+The kind of text changes from prompt to prompt. Replies end where the plain text starts to repeat itself, because loops
+flatter phrases. Measurements are saved in `--work`, prompt by prompt, so a run that was stopped continues.
 """
 
 import argparse
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def measure(
     choices: dict[str, Choice], every: Sequence[prompts.BenchPrompt], options: argparse.Namespace, at_the_end: ExitStack
 ) -> None:
-    """Save the replies of all drafters to each prompt that has none yet."""
+    """Save the replies of all drafters to each prompt that was not answered before."""
     folder = options.work
     store = at_the_end.enter_context(Store.open(file := folder / "localspec.db", print))
     load = partial(Engine, phrases="off")
@@ -118,7 +118,7 @@ def measure(
 
 
 def copy_of(file: Path) -> Path:
-    """Return a copy of a database that is open, in place of the copy before."""
+    """Copy an open database, over the copy from the last call. Return the copy's path."""
     for old in file.parent.glob("round.db*"):
         old.unlink()
     copy = file.with_name("round.db")
@@ -128,7 +128,7 @@ def copy_of(file: Path) -> Path:
 
 
 def figures(rounds: Sequence[Statistics]) -> dict[str, Any]:
-    """Return the figures of all rounds of a reply together."""
+    """Return the figures of a reply, added up over its repetitions."""
     memory, off = rounds[0].memory, [stats.off_reason for stats in rounds if stats.off_reason]
     return {
         "ids": [stats.token_ids for stats in rounds],
@@ -145,7 +145,7 @@ def category(prompt: prompts.BenchPrompt) -> str:
 
 
 def in_kinds(candidates: Iterable[prompts.BenchPrompt], most: int) -> list[prompts.BenchPrompt]:
-    """Return `most` prompts of each kind of text, the kinds in turn, so that a busy machine slows all kinds equally."""
+    """Return `most` prompts of each kind of text. Kinds take turns, so that a busy machine slows all of them equally."""
     by_kind: dict[str, list[prompts.BenchPrompt]] = {kind: [] for kind in EVERY}
     for prompt in candidates:
         if len(group := by_kind[category(prompt)]) < most:

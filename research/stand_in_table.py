@@ -1,12 +1,12 @@
-"""Measure the loss where blocks of one type stand in for those of another: figures for localspec/weights/recipe.py.
+"""Measure the loss if blocks of one GGUF type stand in for blocks of another: figures for localspec/weights/recipe.py.
 
     python research/stand_in_table.py FILE.gguf --work DIR --texts TEXTS.jsonl.xz [--types IQ2_XS] [--layers 3,10,17,24]
 
-The matrices of some layers are put into a type by llama.cpp's own quantiser, with the importance of inputs that one window
-of the text gives. Then they are put into each stand-in, and both models read the same tokens in fp32, as transformers
-computes them. So nothing but the stand-in makes a difference. Energy is that of the error, as a part of the weights'. The
-divergence of a few layers is multiplied up to all: their errors do not know of each other. For a text that the model
-itself might have written, the divergence is by how much the logarithm of perplexity grows.
+llama.cpp's own quantiser converts the matrices of some layers to a type. The importance of inputs comes from one window
+of the text. Then the matrices are converted to each stand-in. Both models read the same tokens in fp32, as transformers
+computes them, so only the stand-in makes a difference. *Energy of the error* is relative to the energy of the weights.
+The divergence of a few layers is scaled up to all layers, because their errors are independent. For a text that the
+model itself might have written, the divergence is the increase of log perplexity.
 """
 
 import argparse
@@ -33,7 +33,7 @@ ROWS = 32  # of logits that are widened to 64 bits at a time
 
 
 class Quantiser:
-    """llama.cpp's quantiser."""
+    """A quantiser of matrices to GGUF types, from llama.cpp's library."""
 
     def __init__(self) -> None:
         folder = os.environ.get("LLAMA_CPP_LIB_PATH")
@@ -47,7 +47,7 @@ class Quantiser:
         chunk.argtypes = [ctypes.c_int, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 3, ctypes.c_void_p]
 
     def numbers(self, kind: str, weights: np.ndarray, importance: np.ndarray) -> np.ndarray:
-        """Return the values of weights [outputs, inputs] in a type; `importance` is the mean square of each input."""
+        """Return the weights [outputs, inputs] as they are in a type. `importance` is the mean square of each input."""
         number, block = BY_NAME[kind]
         self._library.ggml_quantize_init(number)
         outputs, inputs = weights.shape
@@ -65,7 +65,7 @@ class Quantiser:
 
 
 def stood_in(numbers: np.ndarray, kind: str) -> np.ndarray:
-    """Return the values of numbers in the blocks that stand in for theirs."""
+    """Return the numbers as they are after conversion to blocks of the type `kind`."""
     out, inputs = numbers.shape
     matrix = BlockMatrix.empty(out, inputs, kind)
     matrix.fill_rounded(numbers)
@@ -73,7 +73,7 @@ def stood_in(numbers: np.ndarray, kind: str) -> np.ndarray:
 
 
 def importances(layers: dict[str, Any], read: Callable[[], object]) -> dict[str, np.ndarray]:
-    """Return the mean square of each input of some linear layers while a text is read."""
+    """Return the mean square of each input of each linear layer, measured while `read` reads a text."""
     means: dict[str, np.ndarray] = {}
 
     def hook(name: str) -> Callable[..., None]:
@@ -92,7 +92,7 @@ def importances(layers: dict[str, Any], read: Callable[[], object]) -> dict[str,
 def compared(
     exact: list[np.ndarray], approximate: list[np.ndarray], texts: list[list[int]]
 ) -> tuple[float, float, float]:
-    """Return the mean divergence, and how much higher the surprise is, with the standard error of the tokens."""
+    """Return the mean KL divergence, and the increase of the mean surprise (−log p) with its standard error."""
     divergence, higher = list[np.ndarray](), list[np.ndarray]()
     for reference, other, ids in zip(exact, approximate, texts, strict=True):
         for at in range(0, len(ids) - 1, ROWS):
@@ -105,7 +105,7 @@ def compared(
 
 
 def main() -> None:
-    """Print a line for each type and stand-in."""
+    """Print a table row for each type and each of its stand-ins."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="a GGUF file")
     parser.add_argument("--work", type=Path, required=True, help="where its weights are kept in fp32")

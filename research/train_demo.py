@@ -1,13 +1,13 @@
-"""Train the demo model from nothing, in a long stage and a short last one, and the draft model that goes with it.
+"""Train the demo model from scratch, in a long stage and a short last one, and then its draft model.
 
     python research/train_demo.py long --data DIR --work DIR                # until stopped, or --tokens
     python research/train_demo.py last --data DIR --work DIR --tokens 4e6   # from where the long stage is
     python research/train_demo.py draft --data DIR --work DIR --tokens 4e6 --towards localspec/demo
 
-The long stage is at a constant rate and so may be as long as there is time; the rate goes down in the last one, which
-leaves the long stage as it was. Whatever way a run ends, the same command goes on from its last checkpoint. Lengths are
-in tokens, so that a busy machine makes a slower run and not a shorter one. Of a long run, WORK/long/held_out.jsonl tells
-the losses and WORK/long/samples.jsonl what it says.
+The long stage has a constant learning rate, so it may run as long as there is time. The rate falls in the last stage,
+which does not change the long stage's checkpoint. After any stop, the same command continues from the last checkpoint.
+Lengths are in tokens, so a busy machine makes a run slower, but not shorter. In the long stage,
+WORK/long/held_out.jsonl gets the held-out losses, and WORK/long/samples.jsonl sample replies.
 """
 
 import os
@@ -40,7 +40,7 @@ MEASURED, SPOKEN = 200, 400  # steps
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of the training; demo_data/mixture.py has its data."""
+    """A stage of the training. `mixture` names its training data in demo_data/mixture.py."""
 
     mixture: str
     length: int  # tokens a row
@@ -61,7 +61,7 @@ STAGES = {
 
 
 def rate(stage: Stage, steps: int, done: float) -> float:
-    """Return the factor on the learning rates: a short warm-up, the first rate, then down in a straight line."""
+    """Return the factor on the learning rates: a short warm-up, a constant part, then a linear decrease."""
     first, end = stage.rates
     falling = max(0.0, done - stage.hold) / (1 - stage.hold) if stage.hold < 1 else 0.0
     return min(1.0, (steps + 1) / max(1, stage.warm_up)) * (first + (end - first) * min(1.0, falling))
@@ -69,7 +69,7 @@ def rate(stage: Stage, steps: int, done: float) -> float:
 
 @dataclass
 class Progress:
-    """The state from which a stopped run continues as if it had never stopped."""
+    """A position in the training, at which a stopped run continues as if it had never stopped."""
 
     number: int = 0  # of the pass
     rows: int = 0  # of this pass
@@ -80,7 +80,7 @@ class Progress:
 
 @dataclass
 class Run:
-    """One stage in its own folder below `work`; a pass whose file has been removed is over."""
+    """One stage of the training, with its files in a folder below `work`."""
 
     name: str
     options: argparse.Namespace
@@ -100,7 +100,7 @@ class Run:
         self.batch = self.options.batch or self.stage.batch
 
     def load(self, checkpoint: Path) -> None:
-        """Load weights, moments of the optimisers and, from this stage's own checkpoint, the position in the data."""
+        """Load weights and optimiser states. If the checkpoint is this stage's, also load the position in the data."""
         state = torch.load(checkpoint, map_location=self.device, weights_only=True)
         self.model.load_state_dict(state["model"])
         for (optimiser, _), saved in zip(self.optimisers, state["optimisers"], strict=True):
@@ -109,7 +109,7 @@ class Run:
             self.progress = Progress(**state["progress"])
 
     def save(self) -> None:
-        """All or nothing."""
+        """Write the checkpoint under a temporary name, then rename it: a killed run keeps the last complete one."""
         optimisers = [o.state_dict() for o, _ in self.optimisers]
         state = {"model": self.model.state_dict(), "optimisers": optimisers, "progress": vars(self.progress)}
         new = self.checkpoint.with_suffix(".new")
@@ -117,7 +117,7 @@ class Run:
         new.replace(self.checkpoint)
 
     def corpus(self) -> Corpus:
-        """Return the current pass over the data; make it where it is a new one."""
+        """Return the current pass over the data, and make its file if necessary. A begun pass without a file is over."""
         file = self.folder / f"pass-{self.progress.number}.npz"
         if not file.exists():
             if self.progress.rows:
@@ -127,19 +127,19 @@ class Run:
         return Corpus.load(file)
 
     def build(self, number: int) -> None:
-        """Write the file of a pass."""
+        """Write the file with the encoded examples of a pass."""
         examples = trained(self.options.data, self.stage.mixture, number)
         Corpus.encode(examples, self.tokenizer).save(self.folder / f"pass-{number}.npz")
 
     def build_ahead(self, count: int) -> None:
-        """Write the next passes at the same time, because a fast device would otherwise wait for them."""
+        """Write the files of the next passes in parallel, because a fast device would otherwise wait for them."""
         numbers = range(self.progress.number + 1, self.progress.number + 1 + count)
         missing = [n for n in numbers if not (self.folder / f"pass-{n}.npz").exists()]
         with multiprocessing.get_context("fork").Pool(min(len(missing), os.cpu_count() or 1) or 1) as pool:
             pool.map(self.build, missing, chunksize=1)
 
     def loss(self, ids: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Cross-entropy, or divergence from the teacher, of [rows, length], summed by weight."""
+        """Return the weighted sum over [rows, length] of the cross-entropy, or of the KL divergence from the teacher."""
         scored = weights > 0
         logits = self.model.lm_head(self.body(ids, use_cache=False).last_hidden_state[scored]).float()
         if self.teacher is None:
@@ -152,7 +152,7 @@ class Run:
         return (each * weights[scored]).sum()
 
     def step(self, rows: list[Any], factor: float) -> float:
-        """One step of the optimisers; returns the loss a token."""
+        """Run one step of the optimisers, and return the loss per token."""
         for optimiser, base in self.optimisers:
             for group in optimiser.param_groups:
                 group["lr"] = base * factor
@@ -173,7 +173,7 @@ class Run:
         return total
 
     def train(self, stopped: list[bool]) -> None:
-        """To the last token, or until stopped; a checkpoint is then there."""
+        """Train until the number of tokens is reached or `stopped` has an item. Save a checkpoint in both cases."""
         began, saved = time.process_time(), time.monotonic()
         most, running, last_tokens = self.options.tokens, 0.0, self.progress.tokens
         while self.progress.tokens < most and not stopped:
@@ -198,7 +198,7 @@ class Run:
 
     @torch.no_grad()
     def measure(self, running: float) -> None:
-        """Held-out losses, and now and then samples, into their files."""
+        """Append the held-out losses, and in some steps sample replies, to files in the stage's folder."""
         p = self.progress
         self.model.eval()
         record = {"step": p.steps, "tokens": p.tokens, "cpu_hours": round(p.cpu_seconds / 3600, 3)}
@@ -211,7 +211,7 @@ class Run:
         self.model.train()
 
     def aside(self) -> Corpus:
-        """Return the examples that are never trained on."""
+        """Return the held-out examples, which are never trained on."""
         file = self.options.work / "aside.npz"
         if not file.exists():
             Corpus.encode(set_aside(self.options.data), self.tokenizer).save(file)
@@ -219,7 +219,7 @@ class Run:
 
 
 def prepare(options: argparse.Namespace) -> Run:
-    """Return the run of the requested stage, from its own checkpoint or from the stage before it."""
+    """Return the run of the requested stage. A run with a checkpoint continues; `last` can begin with the long stage's."""
     (options.work / options.stage).mkdir(parents=True, exist_ok=True)
     torch.manual_seed(SEED)
     if options.stage == "draft":
@@ -313,10 +313,10 @@ def main() -> None:
 
 @torch.no_grad()
 def towards_mean(model: Phi3ForCausalLM, before: Phi3ForCausalLM, share: float) -> None:
-    """Make each weight the mean of what it was and, by this share, of what it is.
+    """Make each weight a mean of its values before and after training; `share` is the weight of the new value.
 
-    A stage that is done again overfits; the mean of before and after keeps what both know (Wortsman et al. 2022, "Robust
-    fine-tuning of zero-shot models").
+    A repeated stage overfits. The mean keeps what both versions know (Wortsman et al. 2022, "Robust fine-tuning of
+    zero-shot models").
     """
     for new, old in zip(model.parameters(), before.parameters(), strict=True):
         new.copy_(share * new + (1 - share) * old.to(new.device))

@@ -1,9 +1,10 @@
-"""Train the drafters that come with the demo model, by `localspec train`, and put them next to its weights.
+"""Train the drafters that come with the demo model by `localspec train`, and copy them next to its weights.
 
     python research/train_demo_drafters.py --data DIR --work DIR --hours 1
 
-Each kind gets the same time. The same command continues a run that was stopped. The weights are stored in bf16; together
-they may take no more than 20 MB. DATA is that of `research/train_demo.py`: they learn on what the model learnt last.
+Each kind is trained for the same time. The same command continues a stopped run. The weights are stored in bf16, and
+may take 20 MB together. DATA is that of `research/train_demo.py`: drafters learn from the data of the demo model's last
+stage.
 """
 
 import argparse
@@ -47,7 +48,7 @@ How often its first guess was right on {held_out:,} held-out tokens, by depth: {
 
 
 def mixture(data: Path, work: Path) -> Path:
-    """Return the mixture of drafters as `localspec train` reads it; generated examples are new."""
+    """Write the drafters' training data to a file for `localspec train`, with new generated examples. Return its path."""
     file = work / "mixture.jsonl"
     if not file.exists():
         work.mkdir(parents=True, exist_ok=True)
@@ -58,7 +59,7 @@ def mixture(data: Path, work: Path) -> Path:
 
 
 def train(kind: str, flags: list[str], options: argparse.Namespace) -> Path:
-    """Return the directory of one finished training."""
+    """Train one kind of drafter, unless it is trained already. Return the directory of the training."""
     directory: Path = options.work / kind
     if (directory / "drafter" / "drafter.json").exists():
         print(f"{kind} is trained already, in {directory}", flush=True)
@@ -79,7 +80,7 @@ def train(kind: str, flags: list[str], options: argparse.Namespace) -> Path:
 
 
 def put(kind: str, directory: Path, out: Path) -> int:
-    """Copy a drafter, its weights in bf16; return their size."""
+    """Copy a drafter to `out`, with its weights in bf16. Return the size of the weights in bytes."""
     card = json.loads((directory / "drafter" / "drafter.json").read_text("utf-8"))
     card["target"]["name"] = "demo"
     tensors = load_file(directory / "drafter" / "drafter.safetensors")

@@ -1,9 +1,9 @@
-"""Train one drafter of each kind for a model, and measure its acceptance length at some hours of training.
+"""Train one drafter of each kind for a model, and measure its acceptance length after some hours of training.
 
-One course per kind, as `localspec train KIND -m MODEL --hours H` runs it: answers, training, bench. When training has taken
-each of the `--at` hours, a copy of the drafter is written. After the courses, the acceptance length of each copy is measured
-with trees of each number of `--nodes`, on greedy replies to the held-out prompts that come with localspec. After Ctrl+C or a
-kill the same command continues.
+Each kind has one course, as `localspec train KIND -m MODEL --hours H` runs it: answers, training, bench. When training
+has taken each of the `--at` hours, a copy of the drafter is written. After the courses, the acceptance length of each
+copy is measured with trees of each number of `--nodes`, on greedy replies to the held-out prompts that come with
+localspec. After Ctrl+C or a kill the same command continues.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def train(kind: str, card: registry.TargetCard, settings: Settings, arguments: argparse.Namespace) -> None:
-    """Run a course to its end, and write a copy of the drafter after each of the `--at` hours."""
+    """Run the whole course of a kind, and write a copy of the drafter after each of the `--at` hours of training."""
     directory: Path = arguments.out / kind
     if (directory / "drafter" / "drafter.json").exists() and not has_unfinished(directory):
         return
@@ -101,7 +101,7 @@ def _copy(directory: Path, hours: float) -> Path:
 
 
 def write_copy(job: Job, card: registry.TargetCard, path: Path) -> None:
-    """Write the drafter as trained so far; it belongs to the model of `card`."""
+    """Write the drafter as it is now, as a drafter for the model of `card`."""
     model = Identity(card.path)
     about = {
         "target": {"name": card.name, "revision": model.revision, "weights": model.weights},
@@ -115,7 +115,7 @@ def write_copy(job: Job, card: registry.TargetCard, path: Path) -> None:
 def measured(
     kind: str, card: registry.TargetCard, settings: Settings, arguments: argparse.Namespace
 ) -> list[tuple[str, float, dict[str, float]]]:
-    """Return (kind, hours, τ by nodes) of each copy; measurements of an earlier run are read from its directory."""
+    """Return (kind, hours, acceptance length by nodes) of each copy, from an earlier run if it measured them."""
     choice, rows = choose(card, replace(settings, drafter="none")), []
     target: Any = None
     for hours in arguments.at:

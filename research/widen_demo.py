@@ -1,10 +1,10 @@
-"""Widen the demo model, its draft model and its drafters without changing their texts, to have models to time.
+"""Widen the demo model, its draft model and its drafters without changing their texts, to time larger models.
 
     python research/widen_demo.py --factor 8 --out DIR [--context 32768]
 
-Every width grows by the factor: 8 gives 0.4 B parameters, 16 gives 1.4 B. What is added is zero, so texts and drafts are
-those of the demo while each step costs what a model of that size costs. The directory is one that `-m` and `--drafter`
-take. A longer context than the demo's is for timing: the model learned nothing of such texts.
+Every width grows by the factor: 8 gives 0.4 B parameters, 16 gives 1.4 B. The added weights are zero. So texts and
+drafts are those of the demo, but each step costs what a model of the larger size costs. `-m` and `--drafter` accept the
+directory. A context longer than the demo's is only for timing, because the model was not trained on such texts.
 """
 
 import argparse
@@ -98,7 +98,7 @@ TENSORS: dict[str, tuple[str, ...]] = {
 
 
 class Widening:
-    """Widen the tensors of a model with this config.json, or of a drafter for it."""
+    """A converter that widens the tensors of a model with this config.json, or of a drafter for it."""
 
     def __init__(self, config: Mapping[str, Any], factor: int) -> None:
         self._factor = factor
@@ -117,7 +117,7 @@ class Widening:
         }
 
     def tensor(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the tensor of this name, widened; in fp32 where bf16 would round scaled numbers."""
+        """Return the tensor of this name, widened; in fp32 if its numbers are scaled, because bf16 would round them."""
         ends = [end for end in TENSORS if f".{name}".endswith(f".{end}")]
         if not ends:
             raise LocalspecError(f"Nobody has said how '{name}' is widened; add it to TENSORS.")
@@ -129,7 +129,7 @@ class Widening:
         return tensor
 
     def _grown(self, tensor: torch.Tensor, axis: int, parts: Sequence[int]) -> torch.Tensor:
-        """Return the tensor with zeros after each part of an axis."""
+        """Return the tensor with zeros added after each of the `parts` of an axis."""
         pieces = []
         for part in tensor.split(list(parts), axis):
             shape = list(part.shape)
@@ -138,14 +138,14 @@ class Widening:
         return torch.cat(pieces, axis)
 
     def file(self, source: Path, out: Path, kind: str = "") -> None:
-        """Widens a file of tensors, of a model or of a kind of drafter."""
+        """Widen all tensors of a model's file, or of a drafter's file of this kind, and write them to `out`."""
         prefix = f"{kind}." if kind else ""
         grown = {name: self.tensor(prefix + name, tensor).contiguous() for name, tensor in load_file(source).items()}
         save_file(grown, out, metadata={"format": "pt"})
 
 
 def widen_model(source: Path, out: Path, factor: int, context: int | None) -> None:
-    """Write a model, wider, to a new directory."""
+    """Write a widened copy of a model to a new directory."""
     config = json.loads((source / "config.json").read_text("utf-8"))
     out.mkdir()
     Widening(config, factor).file(source / "model.safetensors", out / "model.safetensors")
@@ -159,9 +159,9 @@ def widen_model(source: Path, out: Path, factor: int, context: int | None) -> No
 
 
 def widen(out: Path, factor: int, context: int | None = None, source: Path = DEMO) -> None:
-    """Write the widened demo to a directory that then exists completely or not at all.
+    """Write the widened demo to a new directory, which appears only when it is complete.
 
-    Raises UsageMistake where there is something already, and for a factor or context that makes no sense.
+    Raises UsageMistake if `out` exists already, and for a factor or context that is too small.
     """
     if factor < 1:
         raise UsageMistake(f"--factor {factor} is too small; give 1 or more.")
@@ -191,7 +191,7 @@ def widen(out: Path, factor: int, context: int | None = None, source: Path = DEM
 
 
 def _card(source: Path, factor: int, context: int | None) -> str:
-    """Return a model card: the demo's header with its licence, and what this model is."""
+    """Return a model card: the header of the demo's card, with its licence, and a description of this model."""
     header = (source / "README.md").read_text("utf-8").split("---\n")[1]
     longer = (
         ""

@@ -1,4 +1,4 @@
-"""Days, months, dates, clock times and conversions of units, right by computing."""
+"""Exercises about days, months, dates, clock times and units. The answers are computed, so they are right."""
 
 from datetime import date, timedelta
 from random import Random
@@ -20,14 +20,14 @@ UNITS = {  # (large, small): how many small ones a large one holds, and the larg
 
 
 def units_word(number: int, word: str) -> str:
-    """`1 century`, `3 centuries`, `2 dozen`."""
+    """Return a number with its unit: `1 century`, `3 centuries`, `2 dozen`."""
     if number == 1 or word == "dozen":
         return f"{number} {word}"
     return f"{number} {word[:-1] + 'ies' if word.endswith('y') and word != 'day' else word + 's'}"
 
 
 def weekday(random: Random) -> Drawing:
-    """Before, after, or some days from a day of the week."""
+    """Return a question about the weekday before or after another one, or some days from it."""
     day, steps = random.randrange(7), random.randint(1, 10)
     name = DAYS[day]
     exercise = random.choice((
@@ -43,7 +43,7 @@ def weekday(random: Random) -> Drawing:
 
 
 def month(random: Random) -> Drawing:
-    """Return the order and the length of months."""
+    """Return a question about the order or the length of months."""
     number = random.randrange(12)
     name = MONTHS[number]
     length = (date(2025 + (number == 11), (number + 1) % 12 + 1, 1) - timedelta(1)).day
@@ -60,7 +60,7 @@ def month(random: Random) -> Drawing:
 
 
 def dated(random: Random) -> Drawing:
-    """Return a date in another form, the day before or after it, the days between two."""
+    """Return a question about a date: its other form, the next day, the days between two dates, or leap years."""
     day = date(random.randint(1950, 2035), 1, 1) + timedelta(random.randrange(365))
     long_date = f"{MONTHS[day.month - 1]} {day.day}, {day.year}"
     later = day + timedelta(1)
@@ -80,7 +80,7 @@ def dated(random: Random) -> Drawing:
 
 
 def clock(random: Random) -> Drawing:
-    """Full hours later or earlier on a clock of twelve; minutes within one hour."""
+    """Return a question about the time in some hours, some hours ago, or in some minutes of the same hour."""
     hour, steps = random.randint(1, 12), random.randint(1, 11)
     minute = random.choice(range(0, 40, 5))
     more = random.choice(range(5, 60 - minute, 5))
@@ -93,7 +93,7 @@ def clock(random: Random) -> Drawing:
 
 
 def convert(random: Random) -> Drawing:
-    """From one unit to another that holds it a whole number of times."""
+    """Return a task to convert a quantity from one unit to another, without fractions."""
     (large, small), (factor, most) = random.choice(list(UNITS.items()))
     number = random.randint(1, most)
     many, few = units_word(number * factor, small), units_word(number, large)
@@ -124,7 +124,7 @@ def convert(random: Random) -> Drawing:
 
 
 def known(random: Random) -> Drawing:
-    """Return what every calendar says."""
+    """Return a question that every calendar answers, such as how many days a week has."""
     exercise = random.choice((
         ("How many days are in a week?", "A week has seven days."),
         ("How many months are in a year?", "A year has twelve months."),
@@ -145,5 +145,5 @@ def known(random: Random) -> Drawing:
 
 
 def draw(random: Random) -> Drawing:
-    """Any of them."""
+    """Return an exercise of a random kind from this file."""
     return random.choices((weekday, month, dated, clock, convert, known), (4, 3, 5, 3, 6, 0.1))[0](random)

@@ -1,4 +1,4 @@
-"""Several short tasks in one conversation, some of them about the answer before."""
+"""Conversations of several short tasks. Some of the tasks refer to the answer before."""
 
 from random import Random
 
@@ -10,7 +10,7 @@ PARTS = (sums.draw, rewriting.draw, calendar.draw, things.draw, writing.draw, li
 
 
 def mixed(random: Random) -> Drawing:
-    """Return a greeting, two or three tasks, perhaps thanks."""
+    """Return a chat with two or three independent tasks, sometimes with a greeting and thanks."""
     parts = [draw(random) for draw in random.choices(PARTS, (4, 4, 2, 4, 3, 1, 2), k=random.randint(2, 3))]
     turns = [turn for part in parts for turn in part.turns]
     if random.random() < 0.4:
@@ -21,7 +21,7 @@ def mixed(random: Random) -> Drawing:
 
 
 def chain(random: Random) -> Drawing:
-    """Return a sum, then others on its result."""
+    """Return a chat with several sums, each of which begins with the result before."""
     result = random.randint(1, 40)
     first = random.randint(0, result)
     turns = [f"What is {first} + {result - first}?", f"{first} + {result - first} = {result}."]
@@ -42,7 +42,7 @@ def chain(random: Random) -> Drawing:
 
 
 def on_a_list(random: Random) -> Drawing:
-    """Return a list that is made, then changed turn by turn."""
+    """Return a chat in which a list is made, and then changed turn by turn."""
     kind, names = random.choice([(kind, names) for kind, names in things.MORE.items() if len(names) > 5])
     row = random.sample(names, 4)
     turns = [f"Name four {things.kinds(kind)}.", f"{listing(row).capitalize()}."]
@@ -78,7 +78,7 @@ def on_a_list(random: Random) -> Drawing:
 
 
 def again(random: Random) -> Drawing:
-    """Return the same once more, on other things."""
+    """Return a chat with the same kind of task twice, about different things."""
     draw = random.choice(
         (things.riddle, things.name_some, writing.sentences, sums.plain, rewriting.on_one_word, stories.in_short)
     )
@@ -88,5 +88,5 @@ def again(random: Random) -> Drawing:
 
 
 def draw(random: Random) -> Drawing:
-    """Any of them."""
+    """Return a conversation of a random kind from this file."""
     return random.choices((mixed, chain, on_a_list, again), (6, 2, 2, 2))[0](random)

@@ -1,4 +1,4 @@
-"""The parts that all generators share: drawing, making an example of a drawing, and holding examples out."""
+"""The class of generated examples, their form for training, and the choice of held-out examples."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -11,10 +11,10 @@ HELD_OUT = 0.02  # of every generator's keys, and of every other source's exampl
 
 @dataclass(frozen=True)
 class Drawing:
-    """One generated example: a text if it has one turn, else a chat of user and assistant in turn.
+    """A generated example: a text if it has one turn, otherwise a chat of user and assistant in turn.
 
-    `keys` say what it is about, without its wording ("sum 37 45"): what has a held-out key is never trained on, so a
-    held-out question is not known from another phrasing.
+    `keys` name its subject, without the wording ("sum 37 45"). Examples with a held-out key are never trained on, so
+    the model does not know a held-out question from another wording.
     """
 
     keys: tuple[str, ...]
@@ -25,14 +25,14 @@ Draw = Callable[[Random], Drawing]
 
 
 def chat(key: str, *turns: str) -> Drawing:
-    """Return a chat about one thing."""
+    """Return a chat with one key. Raises ValueError for an empty turn, or if the assistant does not speak last."""
     if len(turns) % 2 or not all(turns):
         raise ValueError(f"a chat ends with the assistant and has no empty turn: {turns}")
     return Drawing((key,), turns)
 
 
 def example(source: str, drawing: Drawing) -> dict[str, Any]:
-    """In the form of the shared data, with the keys of the drawing beside it."""
+    """Return a generated example in the form of the shared training data, with its keys in addition."""
     record: dict[str, Any] = {"source": source, "keys": list(drawing.keys)}
     if len(drawing.turns) == 1:
         return record | {"text": drawing.turns[0]}
@@ -45,7 +45,7 @@ def _fraction(text: str) -> float:
 
 
 def held_out(example: dict[str, Any]) -> bool:
-    """Return the same share of every source on every machine; of generated ones by what they are about."""
+    """Return whether an example is never trained on. It depends on a hash of the example, or of its keys if it has any."""
     import json
 
     if "keys" in example:
@@ -54,7 +54,7 @@ def held_out(example: dict[str, Any]) -> bool:
 
 
 def generate(source: str, draw: Draw, seed: int, count: int) -> Iterator[dict[str, Any]]:
-    """`count` different examples, or fewer where a hundred draws in a row bring nothing new."""
+    """Yield `count` different examples, or fewer if a hundred draws in a row bring nothing new."""
     random, drawn, idle = Random(f"{source} {seed}"), set[tuple[str, ...]](), 0
     while count and idle < 100:
         drawing = draw(random)

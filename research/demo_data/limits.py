@@ -1,4 +1,4 @@
-"""Questions that a model of this size cannot answer, and a short honest no."""
+"""Questions that such a small model cannot answer, and short honest refusals."""
 
 from random import Random
 
@@ -101,7 +101,7 @@ HARM_ANSWERS = ("I will not help with that.", "No, I will not help with that. It
 
 
 def draw(random: Random) -> Drawing:
-    """One question and its no."""
+    """Return a question and its refusal."""
     kind = random.choices(range(9), (6, 4, 4, 2, 4, 3, 2, 2, 1.5))[0]
     if kind == 0:
         t = random.choice(TOPICS)
@@ -131,7 +131,7 @@ def draw(random: Random) -> Drawing:
 
 
 def varied(random: Random, question: str) -> str:
-    """Return the same question, less carefully typed or more politely asked."""
+    """Return the same question, sometimes less carefully typed or more politely asked."""
     style = random.randrange(6)
     small = question[0].lower() + question[1:] if not question.startswith("I ") else question
     if style == 1:

@@ -1,6 +1,7 @@
-"""What is learnt, how much of it, and why: one line a source, one column a stage.
+"""The sources of the demo model's training data, and how much of each source is used in each stage.
 
-The long stage is the language; the last one is short, and mostly chat. Drafters learn what the last one does.
+The long stage teaches the language. The last one is short, and mostly chat. Drafters learn from the data of the last
+one.
 """
 
 from dataclasses import dataclass
@@ -11,14 +12,14 @@ from demo_data.drawing import Draw
 
 @dataclass(frozen=True)
 class Share:
-    """How much of a source one pass sees in each stage: views of an example, or examples if it is generated."""
+    """A source's share of a pass in each stage: how often each example occurs, or how many examples are generated."""
 
     long: float
     last: float
     why: str
 
     def of(self, stage: str) -> float:
-        """For "long", "last" or "draft"."""
+        """Return the share in the stage "long", "last" or "draft". "draft" has the share of "last"."""
         return self.long if stage == "long" else self.last
 
 

@@ -1,4 +1,4 @@
-"""The examples of one pass over the mixture, and those that are never trained on."""
+"""The examples of one pass over the training data, and the examples that are never trained on."""
 
 from pathlib import Path
 from random import Random
@@ -24,7 +24,7 @@ Example = dict[str, Any]
 
 
 def contents(example: Example) -> list[str]:
-    """Return a text as its one part, a chat as what is said in it."""
+    """Return the strings in an example: its text, or the contents of its messages."""
     return [example["text"]] if "text" in example else [m["content"] for m in example["messages"]]
 
 
@@ -48,7 +48,7 @@ def careless(random: Random, example: Example) -> Example:
 
 
 def trained(data: Path, stage: str, number: int) -> list[Example]:
-    """Return the examples of pass `number` of a stage ("long", "last" or "draft"), shuffled; generated ones are always new."""
+    """Return the shuffled examples of a stage's pass `number`. Stages are "long", "last" and "draft"."""
     random, examples = Random(f"{stage} {number}"), list[Example]()
     for example in shared.examples(data):
         share = SHARED.get(example["source"])
@@ -64,7 +64,7 @@ def trained(data: Path, stage: str, number: int) -> list[Example]:
 
 
 def set_aside(data: Path) -> list[Example]:
-    """At most SET_ASIDE held-out examples of every source of the mixture, the same in every pass."""
+    """Return at most SET_ASIDE held-out examples of each source. They are the same in every pass."""
     by_source: dict[str, list[Example]] = {source: [] for source in (*SHARED, *MADE)}
     for example in shared.examples(data):
         aside = by_source.get(example["source"])
@@ -78,5 +78,5 @@ def set_aside(data: Path) -> list[Example]:
 
 
 def vocabulary_texts(data: Path) -> list[str]:
-    """Return what the tokenizer is trained on: the first pass."""
+    """Return the texts on which the tokenizer is trained: those of the long stage's first pass."""
     return [part for example in trained(data, "long", 0) for part in contents(example)]

@@ -1,8 +1,9 @@
-"""The plots of the generated stories: beats with alternatives, a summary, and questions whose answers the plot fixes.
+"""The plots of the generated stories: sentences with alternatives, a summary, and questions whose answers the plot
+fixes.
 
-Slots: N the hero, F a friend, {he} {him} {his} (capital {He} {His}) for the hero and {fhe} {fhim} {fhis} ({Fhe}) for
-the friend; {thing}, {a_thing} with its article and color, {one_thing} with its article, {color} {a_color}, {food}, {fruits}, {tree} {a_tree}.
-A beat is one or two sentences; "" leaves it out.
+Slots in braces are replaced: N the hero, F a friend, {he} {him} {his} (capital {He} {His}) for the hero and {fhe}
+{fhim} {fhis} ({Fhe}) for the friend; {thing}, {a_thing} with its article and color, {one_thing} with its article,
+{color} {a_color}, {food}, {fruits}, {tree} {a_tree}. A beat is a part of one or two sentences; "" leaves it out.
 """
 
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Plot:
-    """`asks` are (question, answer) pairs."""
+    """A plot of a story. Each of the `beats` has several alternatives; `asks` are (question, answer) pairs."""
 
     name: str
     title: str

@@ -1,4 +1,4 @@
-"""Copying and rewriting of given words, lists and sentences: the answer is computed from what is given."""
+"""Tasks to copy or rewrite given words, lists and sentences. The answer is computed from the given text."""
 
 from collections.abc import Callable
 from random import Random
@@ -124,12 +124,12 @@ KINDS = {
 
 
 def new_word(random: Random) -> str:
-    """Return a word that does not exist: to copy it, the model has to read it."""
+    """Return an invented word. To copy it, the model has to read it."""
     return "".join(random.choice("bdfgklmnprstvz") + random.choice("aeiou") for _ in range(random.randint(2, 3)))
 
 
 def some_words(random: Random, low: int = 3, high: int = 6) -> list[str]:
-    """Different words, of one kind or of any, or new ones."""
+    """Return different words: of one kind, of mixed kinds, or invented."""
     if random.random() < 0.1:
         first = random.sample(PLAIN_WORDS, 2)  # two that surely differ
         return list(dict.fromkeys([*first, *(new_word(random) for _ in range(random.randint(low - 2, high - 2)))]))
@@ -138,7 +138,7 @@ def some_words(random: Random, low: int = 3, high: int = 6) -> list[str]:
 
 
 def with_text(random: Random, order: str, text: str) -> str:
-    """Return an order with the text it is about, or a question on it."""
+    """Return a prompt that joins an order or a question with the text that it is about."""
     if order.split(maxsplit=1)[0] in ("What", "Which", "Who", "How"):
         form = random.choice(
             ("{order}: {text}", "{order}? {text}", '{order}? "{text}"', "{order}?\n{text}", "{text}\n\n{order}?")
@@ -151,7 +151,7 @@ def with_text(random: Random, order: str, text: str) -> str:
 
 
 def on_words(random: Random) -> Drawing:
-    """One order on a list of words or numbers."""
+    """Return a task on a list of words or numbers."""
     words = some_words(random)
     numbers = random.sample(range(1, 100), random.randint(3, 6))
     separator = random.choice((", ", ", ", " "))
@@ -181,7 +181,7 @@ def on_words(random: Random) -> Drawing:
 
 
 def on_one_word(random: Random) -> Drawing:
-    """Spelling, plural, past, opposite of one word."""
+    """Return a task on one word: its spelling, letters, plural, past tense or opposite."""
     word = random.choice(PLAIN_WORDS + ANIMALS + FRUITS + THINGS)
     noun = random.choice(ANIMALS + FRUITS + THINGS + JOBS)
     plain, opposite = random.choice(list(OPPOSITES.items()))
@@ -209,7 +209,7 @@ def on_one_word(random: Random) -> Drawing:
 
 
 def on_a_sentence(random: Random) -> Drawing:
-    """One order on a simple sentence."""
+    """Return a task on a simple sentence."""
     base = sentence(random)
     text, words = base.text, base.text.rstrip(".").split()
     other = random.choice([c for c in COLORS if c not in text])
@@ -241,7 +241,7 @@ def on_a_sentence(random: Random) -> Drawing:
 
 
 def odd_one(random: Random) -> Drawing:
-    """Return a question which word is of another kind, or of which kind a word is."""
+    """Return a task to find the word in a list that is of another kind."""
     first, second = random.sample([k for k in KINDS if k not in ("thing", "food")], 2)
     words = random.sample(KINDS[first], 3)
     odd = random.choice([w for w in KINDS[second] if w not in KINDS[first]])
@@ -261,7 +261,7 @@ def odd_one(random: Random) -> Drawing:
 
 
 def compose(random: Random) -> Drawing:
-    """Return a sentence with given words."""
+    """Return a task to write a sentence with given words."""
     noun, color = random.choice(ANIMALS + THINGS), random.choice(COLORS)
     name, he, _, his = person(random)
     answer = random.choice((
@@ -278,7 +278,7 @@ def compose(random: Random) -> Drawing:
 
 
 def group(random: Random) -> Drawing:
-    """Return a question how many words of a kind are in a mixed list."""
+    """Return a task to count or write down the words of one kind in a mixed list."""
     kind = random.choice([k for k in KINDS if k not in ("thing", "food")])
     number, others = random.randint(1, 4), random.randint(1, 3)
     outside = [w for k in ("thing", "food") for w in KINDS[k] if w not in KINDS[kind]]

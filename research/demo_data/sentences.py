@@ -1,4 +1,4 @@
-"""Simple sentences that are known in several forms: past, present, question, negative."""
+"""Simple sentences in several forms: past, present, question and negative."""
 
 from dataclasses import dataclass
 from random import Random
@@ -15,7 +15,7 @@ VERBS = {  # as it is, with s, past
 
 @dataclass(frozen=True)
 class Sentence:
-    """`text` is in the past and ends with a period, as all but the question do."""
+    """A simple sentence in several forms. `text` is in the past tense. All forms but the question end with a period."""
 
     name: str
     color: str
@@ -27,7 +27,7 @@ class Sentence:
 
 
 def sentence(random: Random) -> Sentence:
-    """Somebody does something with a colored thing, often somewhere."""
+    """Return a random sentence: somebody does something with a colored thing, often at a named place."""
     name, color, thing = person(random)[0], random.choice(COLORS), random.choice(THINGS)
     verb = random.choice(list(VERBS))
     now, then = VERBS[verb]

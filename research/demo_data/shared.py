@@ -1,4 +1,4 @@
-"""The shared training data, cleaned: what repeats itself, or babbles, is not learnt."""
+"""Reads the shared training data, and finds the examples that are clean enough to be learned."""
 
 import json
 import lzma
@@ -12,7 +12,7 @@ LONGEST = 1500  # characters of an assistant's reply: longer ones lose their sub
 
 
 def examples(data: Path) -> Iterator[dict[str, Any]]:
-    """Every example of both files, in their order; texts as {"source", "text"}, chats as {"source", "messages"}."""
+    """Yield every example of both files in order: texts as {"source", "text"}, chats as {"source", "messages"}."""
     for name in ("chat", "text"):
         with lzma.open(data / f"{name}.jsonl.xz", "rt", encoding="utf-8") as lines:
             for line in lines:
@@ -20,7 +20,7 @@ def examples(data: Path) -> Iterator[dict[str, Any]]:
 
 
 def repeats(text: str) -> bool:
-    """Return whether a text has a sentence or a line of four words or more twice, or repeats three words many times."""
+    """Return whether a text repeats a sentence or line of four or more words, or repeats three words many times."""
     parts = [" ".join(re.findall(r"\w+", part.lower())) for part in re.split(r"(?<=[.!?])\s+|\n", text)]
     long = [part for part in parts if part.count(" ") >= 3]
     if len(long) != len(set(long)):
@@ -31,7 +31,7 @@ def repeats(text: str) -> bool:
 
 
 def clean(example: dict[str, Any]) -> bool:
-    """Fit to be learnt from."""
+    """Return whether an example may be trained on: it does not repeat itself, and replies are short and without links."""
     if "text" in example:
         return not repeats(example["text"])
     replies = [m["content"] for m in example["messages"] if m["role"] == "assistant"]

@@ -57,14 +57,14 @@ HEARD = (
 
 
 def talk(random: Random) -> Drawing:
-    """One turn, or two."""
+    """Return small talk of one or two prompts with their answers."""
     rows = random.sample(TALK, random.choice((1, 1, 1, 2)))
     turns = [part for openings, answers in rows for part in (random.choice(openings), random.choice(answers))]
     return Drawing(tuple(f"talk {turn}" for turn in turns[::2]) if len(rows) == 1 else (), tuple(turns))
 
 
 def remember(random: Random) -> Drawing:
-    """Something is told, then asked, with another turn between or not."""
+    """Return a chat in which the user states one or two facts, and asks about them later."""
     slots = {
         "name": random.choice(GIRLS + BOYS), "color": random.choice(COLORS), "animal": random.choice(("dog", "cat", "horse", "rabbit", "goat", "hen", "duck")),
         "pet": random.choice(PETS), "number": random.randint(2, 90), "things": plural(random.choice(THINGS + FRUITS)),
@@ -87,7 +87,7 @@ def remember(random: Random) -> Drawing:
 
 
 def likes(random: Random) -> Drawing:
-    """Return what the user likes or has, answered kindly with the same words."""
+    """Return a chat in which the user mentions something, and gets a kind answer with the same words."""
     thing, animal, name = random.choice(FRUITS + THINGS), random.choice(ANIMALS), random.choice(GIRLS + BOYS)
     turns = random.choice((
         (f"I like {plural(thing)}.", f"{capital(plural(thing))} are nice. What do you like about them?"),
@@ -103,5 +103,5 @@ def likes(random: Random) -> Drawing:
 
 
 def draw(random: Random) -> Drawing:
-    """Any of them."""
+    """Return small talk of a random kind from this file."""
     return random.choices((talk, remember, likes), (4, 4, 2))[0](random)

@@ -1,4 +1,4 @@
-"""Small stories with a subject that stays: told, continued, given a title, summed up and asked about."""
+"""Small stories that keep to one subject, and tasks on them: telling, continuing, naming, summing up and questions."""
 
 from dataclasses import dataclass
 from random import Random
@@ -81,7 +81,7 @@ FIXED = {
 
 @dataclass(frozen=True)
 class Story:
-    """`sentences` are beats of one or two sentences; `asks` are questions with their answers."""
+    """A generated story. `sentences` are its parts of one or two sentences; `asks` are (question, answer) pairs."""
 
     key: str
     about: tuple[str, ...]  # what it can be asked for by
@@ -96,7 +96,7 @@ class Story:
 
 
 def who(random: Random) -> tuple[str, str, str]:
-    """Return a name, what it is, and "he" or "she"."""
+    """Return a random character: a name, what the character is, and "he" or "she"."""
     if random.random() < 0.5:
         return random.choice(PETS), random.choice(ANIMALS), random.choice(("he", "she"))
     he = random.choice(("he", "she"))
@@ -106,14 +106,14 @@ def who(random: Random) -> tuple[str, str, str]:
 
 
 def forms(he: str, before: str = "") -> dict[str, str]:
-    """Return the pronouns of one of the two, under their slots."""
+    """Return the pronouns of a character by slot. `before` is the prefix of the slots: "f" for the friend."""
     him, his = ("him", "his") if he == "he" else ("her", "her")
     small = {f"{before}he": he, f"{before}him": him, f"{before}his": his}
     return small | {slot[:1].upper() + slot[1:]: capital(word) for slot, word in small.items()}
 
 
 def tell(random: Random) -> Story:
-    """One story."""
+    """Return a random story."""
     plot: Plot = random.choice(PLOTS)
     (name, role, he), (friend, frole, fhe) = who(random), who(random)
     while friend == name or frole == role:
@@ -154,14 +154,14 @@ def tell(random: Random) -> Story:
 
 
 def story_text(random: Random) -> Drawing:
-    """Return a story as a text."""
+    """Return a story as a text, not as a chat."""
     story = tell(random)
     text = f"{story.title}\n\n{story.text}" if random.random() < 0.5 else story.text
     return Drawing((story.key,), (text,))
 
 
 def asked_for(random: Random) -> Drawing:
-    """Return a story on request."""
+    """Return a chat that asks for a story and tells it."""
     story = tell(random)
     if random.random() < 0.2:
         return chat(story.key, random.choice(ASK_ANY), story.text)
@@ -169,7 +169,7 @@ def asked_for(random: Random) -> Drawing:
 
 
 def in_short(random: Random) -> Drawing:
-    """Return three or four sentences: who, with whom, what, and how it ended."""
+    """Return a chat that asks for a short story and tells it in four sentences or so."""
     story = tell(random)
     end = random.choice(
         (
@@ -184,7 +184,7 @@ def in_short(random: Random) -> Drawing:
 
 
 def continued(random: Random) -> Drawing:
-    """Return the rest of a story whose beginning is given."""
+    """Return a task to continue a story whose beginning is given."""
     story = tell(random)
     cut = random.randint(2, len(story.sentences) - 3)
     begin, rest = " ".join(story.sentences[:cut]), " ".join(story.sentences[cut:])
@@ -192,7 +192,7 @@ def continued(random: Random) -> Drawing:
 
 
 def summed_up(random: Random) -> Drawing:
-    """Return the plot of a given story in one sentence, or its title."""
+    """Return a task to sum up a given story in one sentence, or to give it a title."""
     story = tell(random)
     asks, answer = random.choice(((ASK_SUMMARY, story.summary), (ASK_SUMMARY, story.summary), (ASK_TITLE, story.title)))
     order = random.choice(asks)
@@ -201,7 +201,7 @@ def summed_up(random: Random) -> Drawing:
 
 
 def asked_about(random: Random) -> Drawing:
-    """One to three questions on a given story."""
+    """Return a chat with one to three questions about a given story."""
     story = tell(random)
     questions = random.sample(story.asks, random.randint(1, 3))
     first = random.choice(
@@ -212,7 +212,7 @@ def asked_about(random: Random) -> Drawing:
 
 
 def told_and_asked(random: Random) -> Drawing:
-    """Return a story on request, then questions about it, then perhaps thanks."""
+    """Return a chat that asks for a story, then asks questions about it, and sometimes ends with thanks."""
     story = tell(random)
     turns = [random.choice(ASK_ABOUT).format(what=random.choice(story.about)), story.text]
     for question, answer in random.sample(story.asks, random.randint(1, 2)):
@@ -226,10 +226,10 @@ def told_and_asked(random: Random) -> Drawing:
 
 
 def draw(random: Random) -> Drawing:
-    """Return a story on its own or on request."""
+    """Return a story as a text or on request."""
     return random.choices((story_text, asked_for, told_and_asked, in_short), (4, 6, 2, 1.5))[0](random)
 
 
 def draw_reading(random: Random) -> Drawing:
-    """Something about a given story."""
+    """Return a task on a given story: questions, a summary, a title or the continuation."""
     return random.choices((asked_about, summed_up, continued), (6, 3, 3))[0](random)

@@ -1,4 +1,4 @@
-"""Small sums with short worked answers. What is held out: the numbers, whatever the wording."""
+"""Exercises with small numbers and short worked answers. Pairs of numbers are held out from training, in any wording."""
 
 from random import Random
 
@@ -25,7 +25,7 @@ def operands(random: Random) -> tuple[int, str, int, int]:
 
 
 def worked(a: int, sign: str, b: int, result: int) -> str:
-    """Return the sum with its steps: tens and ones apart where both numbers have two digits."""
+    """Return a sum with its result. Sums of two-digit numbers have steps: tens and ones are added separately."""
     if sign == "+" and a > 10 and b > 10 and b % 10:
         tens, ones = a // 10 * 10 + b // 10 * 10, a % 10 + b % 10
         return f"{a // 10 * 10} + {b // 10 * 10} = {tens}, {a % 10} + {b % 10} = {ones}, {tens} + {ones} = {result}."
@@ -36,13 +36,13 @@ def worked(a: int, sign: str, b: int, result: int) -> str:
 
 
 def plain(random: Random) -> Drawing:
-    """Return a sum in signs or words."""
+    """Return a sum, a difference, a product or a quotient, in signs or words."""
     a, sign, b, result = operands(random)
     return chat(f"{a} {sign} {b}", random.choice(ASKED[sign]).format(a=a, b=b), worked(a, sign, b, result))
 
 
 def in_words(random: Random) -> Drawing:
-    """Return a sum of small numbers, all in words."""
+    """Return a sum or difference of small numbers, with the numbers in words."""
     a, b = random.randint(0, 10), random.randint(0, 10)
     sign, word = random.choice((("+", "plus"), ("-", "minus")))
     if sign == "-":
@@ -56,7 +56,7 @@ def in_words(random: Random) -> Drawing:
 
 
 def story_sum(random: Random) -> Drawing:
-    """Return a sum with people and things."""
+    """Return an exercise as a small story of people and things."""
     name, he, him, _ = person(random)
     other, noun = person(random)[0], random.choice(FRUITS + THINGS)
     if other == name:
@@ -102,7 +102,7 @@ def story_sum(random: Random) -> Drawing:
 
 
 def compare(random: Random) -> Drawing:
-    """Return the larger, the smaller, even or odd, before and after, half and double."""
+    """Return a question about numbers: which is larger, even or odd, the one before or after, half or double."""
     a, b = random.sample(range(100), 2)
     c = random.randint(1, 99)
     exercise = random.choice((
@@ -118,7 +118,7 @@ def compare(random: Random) -> Drawing:
 
 
 def sequence(random: Random) -> Drawing:
-    """Return an exercise of counting on by a fixed step."""
+    """Return an exercise to continue a row of numbers with a fixed step."""
     step, start = random.choice((1, 2, 3, 5, 10)), random.randint(0, 30)
     row = [start + step * i for i in range(5)]
     shown = ", ".join(map(str, row[:4]))
@@ -129,7 +129,7 @@ def sequence(random: Random) -> Drawing:
 
 
 def counting(random: Random) -> Drawing:
-    """Return an exercise of counting from one number to another."""
+    """Return an exercise to count from one number to another."""
     start = random.randint(0, 30)
     end = start + random.randint(3, 10)
     forward = random.random() < 0.7
@@ -139,7 +139,7 @@ def counting(random: Random) -> Drawing:
 
 
 def table(random: Random) -> Drawing:
-    """Return a part of a times table."""
+    """Return an exercise to write a part of a times table."""
     a, start = random.randint(2, 12), random.randint(1, 8)
     question = random.choice(
         (f"Show me the {a} times table from {start} to {start + 4}.", f"{a} times table, {start} to {start + 4}")
@@ -148,6 +148,6 @@ def table(random: Random) -> Drawing:
 
 
 def draw(random: Random) -> Drawing:
-    """Any of them."""
+    """Return an exercise of a random kind from this file."""
     kinds = (plain, in_words, story_sum, compare, sequence, counting, table)
     return random.choices(kinds, (10, 1, 6, 3, 1, 1, 1))[0](random)

@@ -1,4 +1,4 @@
-"""What everybody knows about common things: descriptions, lists by kind, questions with one right answer."""
+"""Questions about common things: descriptions, riddles, differences and lists by kind, with one right answer each."""
 
 from dataclasses import dataclass
 from random import Random
@@ -193,7 +193,7 @@ def with_article(name: str) -> str:
 
 
 def describe(random: Random) -> Drawing:
-    """Return what it is, in two to five sentences."""
+    """Return a question about what a thing is, with an answer of two to five sentences."""
     t = random.choice(THINGS)
     parts = [f"{capital(with_article(t.name))} is {a(t.kind)}.", f"It {t.looks}.", f"It {t.does}."]
     if t.kind == "person":
@@ -215,7 +215,7 @@ def describe(random: Random) -> Drawing:
 
 
 def ask(random: Random) -> Drawing:
-    """One question on one thing."""
+    """Return one question about one thing, with its answer."""
     t = random.choice([t for t in THINGS if t.name != "scissors"])
     it, name = capital(a(t.name)), t.name
     pairs = [
@@ -253,7 +253,7 @@ def ask(random: Random) -> Drawing:
 
 
 def riddle(random: Random) -> Drawing:
-    """Return what is meant by a description."""
+    """Return a riddle that describes a thing, with its answer."""
     t = random.choice([t for t in THINGS if t.name != "scissors"])
     start = f"It is {a(t.kind)}." if t.kind != "person" else "It is a person."
     text = " ".join([start, f"It {t.looks}.", f"It {t.does}."])
@@ -265,7 +265,7 @@ def riddle(random: Random) -> Drawing:
 
 
 def differ(random: Random) -> Drawing:
-    """Return what sets two things apart."""
+    """Return a question about the difference between two things, with its answer."""
     first, second = random.sample([t for t in THINGS if t.name != "scissors"], 2)
     first_name, second_name = a(first.name), a(second.name)
     answer = f"{capital(first_name)} {first.looks}. {capital(second_name)} {second.looks}. {capital(first_name)} {first.does}, and {second_name} {second.does}."
@@ -278,7 +278,7 @@ def differ(random: Random) -> Drawing:
 
 
 def name_some(random: Random) -> Drawing:
-    """Return a question for some things of one kind, in one of three forms."""
+    """Return a request to name or list some things of one kind, with the answer."""
     kind = random.choice(list(MORE))
     number = random.randint(2, min(6, len(MORE[kind])))
     names = random.sample(MORE[kind], number)
@@ -311,5 +311,5 @@ def name_some(random: Random) -> Drawing:
 
 
 def draw(random: Random) -> Drawing:
-    """Any of them."""
+    """Return a question of a random kind from this file."""
     return random.choices((describe, ask, riddle, differ, name_some), (3, 4, 2, 2, 4))[0](random)

@@ -1,4 +1,4 @@
-"""The words that generated English is made of. Every noun here is singular, regular unless PLURALS says otherwise."""
+"""The words of the generated English. All nouns are singular. Their plurals are regular, except those in PLURALS."""
 
 from random import Random
 
@@ -69,12 +69,12 @@ def plural(noun: str) -> str:
 
 
 def a(noun: str) -> str:
-    """With "a" or "an", by its first letter: "honest" alone needs more."""
+    """Return a noun with "a" or "an", which depends on its first letter; "honest" is an exception."""
     return f"an {noun}" if noun[0] in "aeiou" or noun.startswith("honest") else f"a {noun}"
 
 
 def count(number: int, noun: str) -> str:
-    """`3 apples`, `1 apple`."""
+    """Return a number with its noun: `3 apples`, `1 apple`."""
     return f"{number} {noun if number == 1 else plural(noun)}"
 
 
@@ -89,14 +89,14 @@ def capital(text: str) -> str:
 
 
 def person(random: Random) -> tuple[str, str, str, str]:
-    """Name, he or she, him or her, his or her."""
+    """Return the name of a random person, and the three pronouns, such as "he", "him" and "his"."""
     if random.random() < 0.5:
         return random.choice(GIRLS), "she", "her", "her"
     return random.choice(BOYS), "he", "him", "his"
 
 
 def place(random: Random) -> tuple[str, str]:
-    """Return the noun alone, and with what goes before it: `valley`, `in a quiet valley`."""
+    """Return a random place twice: the noun, and a phrase with it: `valley`, `in a quiet valley`."""
     noun = random.choice(list(PLACES))
     described = noun if noun.startswith("old ") or random.random() < 0.3 else f"{random.choice(PLACE_WORDS)} {noun}"
     return noun, f"{PLACES[noun]} {a(described)}" if noun != "sea" else "by the sea"

@@ -1,4 +1,4 @@
-"""Short writing to order: sentences on a subject, rhymes, notes and invitations; reasons and everyday advice."""
+"""Short texts on request: sentences on a subject, rhymes, notes, invitations, reasons and everyday advice."""
 
 from random import Random
 
@@ -122,7 +122,7 @@ ADVICE = (
 
 
 def sentences(random: Random) -> Drawing:
-    """Two to six sentences on a subject, or all that is known of it."""
+    """Return a request for sentences on a subject, with two to six of them."""
     subject, text = random.choice(list(SUBJECTS.items()))
     pool = text.split("|")
     number = random.randint(2, 6)
@@ -137,7 +137,7 @@ def sentences(random: Random) -> Drawing:
 
 
 def rhyme(random: Random) -> Drawing:
-    """Return a poem of two or four lines."""
+    """Return a request for a poem, with a poem of two or four lines."""
     subject, text = random.choice(list(RHYMES.items()))
     form = random.choice(
         (
@@ -153,7 +153,7 @@ def rhyme(random: Random) -> Drawing:
 
 
 def note(random: Random) -> Drawing:
-    """Return a short letter with what was asked for in it; perhaps a question on it afterwards."""
+    """Return a request for a short letter with given contents, the letter, and sometimes a question about it."""
     name, sender = random.sample(GIRLS + BOYS, 2)
     thing, day, hour = (
         random.choice(THINGS),
@@ -175,7 +175,7 @@ def note(random: Random) -> Drawing:
 
 
 def reason(random: Random) -> Drawing:
-    """Why something is so."""
+    """Return a question that asks why something is so, with its answer."""
     question, answer = random.choice(WHY)
     small = question[0].lower() + question[1:]
     form = random.choice(
@@ -193,7 +193,7 @@ def reason(random: Random) -> Drawing:
 
 
 def advice(random: Random) -> Drawing:
-    """Something that helps on an ordinary day."""
+    """Return a question about an everyday problem, with some advice."""
     asks, answer = random.choice(ADVICE)
     question = random.choice(asks)
     if not question.endswith("?") and random.random() < 0.6:
@@ -202,5 +202,5 @@ def advice(random: Random) -> Drawing:
 
 
 def draw(random: Random) -> Drawing:
-    """Any of them."""
+    """Return a request of a random kind from this file."""
     return random.choices((sentences, rhyme, note, reason, advice), (6, 0.5, 3, 1, 1))[0](random)

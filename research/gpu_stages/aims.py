@@ -1,4 +1,4 @@
-"""The aims, whether they were reached, and in words what failed."""
+"""The aims of the measurements, the table that says which were reached, and a list of the figures that failed."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ EXACT = 1.0
 
 @dataclass(frozen=True)
 class Aim:
-    """A figure that should be `aim` at least, or at most; None where nothing was measured."""
+    """A figure and its aim, a lower limit, or an upper one if `at_most`. `value` is None if nothing was measured."""
 
     title: str
     value: float | None
@@ -39,7 +39,7 @@ class Aim:
 
 
 def aims_table(aims: Sequence[tuple[str, Aim]]) -> str:
-    """All of them, each with its stage."""
+    """Return a table of all aims, each with its stage."""
     lines = [
         [f"{stage}: {aim.title}", f"{'≤' if aim.at_most else '≥'} {aim.aim:g}", "" if aim.value is None else f"{aim.value:.2f}", aim.verdict]
         for stage, aim in aims
@@ -48,12 +48,12 @@ def aims_table(aims: Sequence[tuple[str, Aim]]) -> str:
 
 
 def failed(figures: Mapping[str, Any]) -> list[str]:
-    """Return a list of failures and their reasons; empty without any."""
+    """Return a list with one text about the figures that failed, and why; [] if no figure failed."""
     lines = [f"- {name}: {why}" for name, figure in figures.items() if (why := failure(figure))]
     return ["Not measured:\n\n" + "\n".join(lines)] if lines else []
 
 
 def shares(values: Iterable[bool]) -> float | None:
-    """Return the share of these that are true; None of none."""
+    """Return the share of true values; None without values."""
     known = list(values)
     return sum(known) / len(known) if known else None

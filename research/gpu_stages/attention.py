@@ -1,4 +1,4 @@
-"""Attention with a tree's mask, through each of torch's backends and in our invariant form: seconds, and bits."""
+"""Measures attention with a tree's mask, in torch's backends and in localspec's invariant form: seconds and bits."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -31,7 +31,7 @@ MODELS = (LLAMA2, LLAMA3)  # a key head for each query head, and one for four
 
 
 def run(record: Record, request: Request) -> None:
-    """Every backend with both kinds of heads."""
+    """Measure every backend with both arrangements of attention heads."""
     for name in MODELS:
         shape, slots = (SMALL_SHAPES[name], 128) if request.small else (SHAPES[name], SLOTS)
         for way in (*BACKENDS, INVARIANT):
@@ -40,7 +40,7 @@ def run(record: Record, request: Request) -> None:
 
 @torch.no_grad()
 def measured(way: str, shape: Shape, slots: int, device: str) -> dict[str, Any]:
-    """Return μs of one layer's attention by rows, and the numbers of rows that change a row's bits."""
+    """Return the μs of one layer's attention by number of rows, and for which numbers of rows a row's bits change."""
     torch.manual_seed(0)
     attend: Attention = invariant if way == INVARIANT else fastest
     backend = BACKENDS.get(way)
@@ -73,7 +73,7 @@ def differing(
     group: int,
     device: str,
 ) -> list[int]:
-    """All rows see the same slots, so a row must be the same with and without other rows."""
+    """Return for which numbers of rows a row has other bits than when it is computed by itself."""
     counts = []
     for count in COMPARED:
         every = torch.zeros(group * count, slots, device=device, dtype=torch.bfloat16)
@@ -87,12 +87,12 @@ def differing(
 
 
 def by_row(mixed: torch.Tensor, rows: int) -> torch.Tensor:
-    """[1, heads, group * rows, width] with rows apart."""
+    """Reshape [1, heads, group * rows, width] to [1, heads, group, rows, width]."""
     return mixed.reshape(1, mixed.shape[1], -1, rows, mixed.shape[3])
 
 
 def tree_mask(rows: int, slots: int, group: int, device: str) -> torch.Tensor:
-    """Return an additive mask [group * rows, slots]: a binary tree after a text that fills almost all slots."""
+    """Return an additive mask [group * rows, slots] for a binary tree, after a text that fills almost all slots."""
     visible, committed = torch.zeros(rows, slots, dtype=torch.bool), slots - 2 * rows
     visible[:, :committed] = True
     visible[:, committed : committed + rows] = ancestor_mask([-1, *[(node - 1) // 2 for node in range(1, rows)]])

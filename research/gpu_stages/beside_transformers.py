@@ -1,4 +1,4 @@
-"""Stage e: transformers as it starts, compiled, assisted and with prompt look-up, against ours, on the same weights."""
+"""Stage e: compares localspec with transformers (eager, compiled, assisted, with prompt look-up) on the same weights."""
 
 import time
 from collections.abc import Sequence
@@ -34,13 +34,13 @@ SMALL_TURNS, SMALL_TOKENS = 1, 12
 
 
 class Contender(Protocol):
-    """A program that answers a prompt, and its speed."""
+    """A program that answers a prompt and returns its speed."""
 
     def tokens_per_second(self, prompt: str) -> float: ...
 
 
 class Clock:
-    """A stopping rule that never stops: it notes when the first tokens came."""
+    """A stopping criterion for `generate` that never stops, but records when the first tokens came."""
 
     def __init__(self, device: str) -> None:
         self._device, self.began, self.length = device, 0.0, 0
@@ -52,13 +52,13 @@ class Clock:
         return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
 
     def tokens_per_second(self, length: int) -> float:
-        """Return tokens/s, without the first tokens."""
+        """Return the tokens/s after the first tokens. `length` is the length of the output in tokens."""
         wait_for(self._device)
         return max(0, length - self.length) / (time.perf_counter() - self.began)
 
 
 class Generate:
-    """`generate` of transformers with some options, by a model that others use too."""
+    """A contender that runs transformers' `generate` with some options. Other contenders use the same loaded model."""
 
     def __init__(self, stock: Any, engine: Engine, tokens: int, **options: Any) -> None:
         self._stock, self._target, self._tokens, self._options = stock, engine.target, tokens, options
@@ -75,7 +75,7 @@ class Generate:
 
 
 class Everybody:
-    """All that answer, each loaded when it is first asked."""
+    """A collection of all contenders by name. Each is loaded at its first use."""
 
     def __init__(self, request: Request, card: TargetCard, store: Store) -> None:
         self._request, self._card, self._store, self._contenders = request, card, store, dict[str, Contender]()
@@ -131,7 +131,7 @@ class Everybody:
 
 
 def run(record: Record, request: Request) -> None:
-    """Run all contenders once, to load and compile, and then prompt by prompt in turns."""
+    """Run each contender once, which loads and compiles it. Then let all of them answer each prompt, in changing order."""
     card = wide_demo(request)
     asked_prompts = [prompt.text for prompt in questions_of(request, SMALL_TURNS if request.small else TURNS)]
     longest = max(asked_prompts, key=len)  # code compiled for this text serves shorter ones, too
@@ -152,7 +152,7 @@ def run(record: Record, request: Request) -> None:
 
 
 def first_reply(record: Record, everybody: Everybody, name: str, prompt: str) -> str:
-    """Run one reply of a contender; return the reason where that is not possible."""
+    """Let a contender answer for the first time. Return the reason if that fails, otherwise an empty text."""
     record.figures.pop(f"first {name}", None)
     began = time.perf_counter()
 
@@ -164,7 +164,7 @@ def first_reply(record: Record, everybody: Everybody, name: str, prompt: str) ->
 
 
 def all_of(everybody: Everybody, order: Sequence[str], prompt: str) -> dict[str, Any]:
-    """Tokens/s of everybody for one prompt; one who fails does not cost the others."""
+    """Return the tokens/s of all contenders for one prompt. If one of them fails, the others are still measured."""
     speeds: dict[str, Any] = {}
     for name in order:
         try:
@@ -178,7 +178,7 @@ def all_of(everybody: Everybody, order: Sequence[str], prompt: str) -> dict[str,
 
 
 def gains(figures: dict[str, Any], rival: str) -> dict[str, list[float]]:
-    """Return the speedup over one contender, prompt by prompt."""
+    """Return each contender's speedups over the contender `rival`, one for each prompt."""
     ratios: dict[str, list[float]] = {}
     for name, turn in figures.items():
         if name.startswith("turn ") and not failure(turn) and number(turn.get(rival)):
@@ -189,7 +189,7 @@ def gains(figures: dict[str, Any], rival: str) -> dict[str, list[float]]:
 
 
 def number(speed: Any) -> bool:
-    """Return whether this is a speed: a reply of one token has none."""
+    """Return whether a speed was measured. A reply of one token has no speed."""
     return isinstance(speed, float) and speed > 0
 
 

@@ -1,4 +1,4 @@
-"""Stage c: the same steps as Python starts them, with fixed shapes, and as captured CUDA graphs: seconds, bits, memory."""
+"""Stage c: compares eager steps, steps of fixed shapes and captured CUDA graphs: seconds, bits and memory."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ NONE = "no captured step in this version"
 
 
 class Steps:
-    """A model in one precision, and the results of its eager steps; both are made on first use."""
+    """A model in one precision, and the logits of its eager steps. Both are made at their first use."""
 
     def __init__(self, request: Request, name: str, precision: str) -> None:
         self._request, self._name, self._precision = request, name, precision
@@ -39,20 +39,20 @@ class Steps:
 
     @property
     def use(self) -> Callable[[str], Any] | None:
-        """What changes the form of a step, in versions that have several."""
+        """The function that selects the form of steps; None in versions with only one form."""
         method = getattr(self.target, "use_step_form", None)
         return method if callable(method) else None
 
     @cached_property
     def eager(self) -> Mapping[int, torch.Tensor]:
-        """Logits by rows."""
+        """The logits of eager steps, by number of rows."""
         if self.use:
             self.use(EAGER)
         return {rows: logits_of(self.target, form_cache(self.target, rows), rows) for rows in ROWS}
 
 
 def run(record: Record, request: Request) -> None:
-    """Run each model by itself, its forms one after the other."""
+    """Measure each model in each form of steps, one model after the other."""
     for name, precision in MODELS:
         steps = Steps(request, name, precision)
         for form in FORMS:
@@ -60,7 +60,7 @@ def run(record: Record, request: Request) -> None:
 
 
 def measured(steps: Steps, form: str, device: str) -> dict[str, Any]:
-    """ms by rows in one form, the seconds and bytes of its first step, and with how many rows bits are not eager's."""
+    """Measure one form of steps: ms by rows, seconds and bytes of the first step, and rows with other bits than eager."""
     target, eager = steps.target, steps.eager
     if steps.use is None:
         return {"none": NONE}
@@ -85,7 +85,7 @@ def measured(steps: Steps, form: str, device: str) -> dict[str, Any]:
 
 
 def form_cache(target: Target, rows: int) -> Any:
-    """Return a cache with the same random text in it, whatever the form."""
+    """Return a cache that is filled with the same random text for every form of steps."""
     cache = target.cache(CONTEXT + rows + target.row_multiple)
     cache.fill(torch.Generator().manual_seed(0))
     cache.assume(min(CONTEXT, target.context - 2 * max(ROWS)))
@@ -97,7 +97,7 @@ def tokens_of(target: Target, rows: int) -> list[int]:
 
 
 def logits_of(target: Target, cache: Any, rows: int) -> torch.Tensor:
-    """Return the logits of a binary tree, or a chain; copied, since the next captured step overwrites them."""
+    """Return a copy of the logits of a binary tree, or of a chain. The next captured step overwrites the original."""
     parents = [-1, *[(node - 1) // 2 if target.branches else node - 1 for node in range(1, rows)]]
     logits = target.forward(DraftTree(tokens_of(target, rows), parents), cache).logits
     assert isinstance(logits, TorchLogits)

@@ -1,4 +1,4 @@
-"""Other scripts, run for so long and no longer: all that they started ends with them."""
+"""Runs other scripts with a time limit. A script and all processes that it started end together."""
 
 import os
 import signal
@@ -20,9 +20,9 @@ def run_script(
     environment: Mapping[str, str] | None = None,
     grace: float = GRACE,
 ) -> int | None:
-    """Return the exit code of a Python program with these arguments; None where its time ran out.
+    """Run a Python script, and return its exit code; None if its time ran out.
 
-    It and its children get SIGTERM first, and have `grace` seconds to end. Their output is appended to `log`.
+    The script and its children then get SIGTERM, and after `grace` seconds SIGKILL. Their output is appended to `log`.
     """
     # These are before the directories that may have other packages.
     folders = [str(ROOT), str(ROOT / "research"), str(ROOT / "tui")]
@@ -46,7 +46,7 @@ def run_script(
 
 
 def _end(child: "subprocess.Popen[bytes]", grace: float) -> None:
-    """End a process and all of its group, which may first write down where it is."""
+    """End a process and its group with SIGTERM, or with SIGKILL after `grace` seconds."""
     _tell(child, signal.SIGTERM)
     ends = time.monotonic() + grace
     try:
@@ -61,7 +61,7 @@ def _end(child: "subprocess.Popen[bytes]", grace: float) -> None:
 
 
 def _tell(child: "subprocess.Popen[bytes]", signal_number: int) -> bool:
-    """Send a signal to a group; return whether anybody is left in it."""
+    """Send a signal to the process's group. Return whether the group still has processes."""
     try:
         os.killpg(child.pid, signal_number)
     except ProcessLookupError:

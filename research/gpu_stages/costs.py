@@ -1,4 +1,4 @@
-"""Stage b: what forwards cost by their rows, in every precision, against the speed of the card's memory."""
+"""Stage b: measures what forwards cost by number of rows, in every precision, against the speed of the GPU's memory."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ FIRST = [(PHI, "bf16"), (LLAMA2, "nf4"), (LLAMA2, "bf16"), (LLAMA2, "int8")]
 
 
 def run(record: Record, request: Request) -> None:
-    """Measure the bandwidth, the models that matter most, kernels, attention, and the other models."""
+    """Measure the memory's bandwidth, the most important models, kernels, attention, and the other models."""
     if request.small:
         timing.ENOUGH = 0.0
     record.measured("bandwidth", lambda: bandwidth(request.device))
@@ -40,7 +40,7 @@ def bandwidth(device: str) -> dict[str, float]:
 
 
 def model(request: Request, name: str, precision: str) -> dict[str, Any]:
-    """One model in one precision."""
+    """Return the costs of a model's forwards in one precision, eager and, if possible, recorded as CUDA graphs."""
     target = random_target(name, request.small, request.device, precision)
     eager = of_form(target)
     if not callable(use := getattr(target, "use_step_form", None)):
@@ -50,7 +50,7 @@ def model(request: Request, name: str, precision: str) -> dict[str, Any]:
 
 
 def of_form(target: Target) -> dict[str, Any]:
-    """Return the costs of forwards in the form that the model is in."""
+    """Return the costs of forwards in the form of steps that the model uses now."""
     costs = finished(timing_forwards(target))
     return {
         "read": target.read_bytes, "held": target.nbytes, "rows": list(ROWS), "contexts": list(costs.contexts),
@@ -60,7 +60,7 @@ def of_form(target: Target) -> dict[str, Any]:
 
 
 def calls(target: Target, rows: int) -> dict[str, float]:
-    """Return the calls of the runtime in a step: a forward of `rows` rows, and the likeliest token of each on the host."""
+    """Count the calls of the CUDA runtime in a step of `rows` rows, until the likeliest tokens are on the host."""
     cache = target.cache(CONTEXT + rows)
     cache.assume(CONTEXT)
     return runtime_calls(lambda: picks_after(target, cache, [3] * rows), target.device)
@@ -103,7 +103,7 @@ def section(figures: dict[str, Any]) -> str:
 
 
 def calls_told(result: dict[str, Any]) -> list[str]:
-    """Call of the steps of a model in cells of a table."""
+    """Return table cells with the numbers of calls in a model's steps."""
     cells = []
     for rows in PROFILED:
         launches = result["calls"][str(rows)]
@@ -116,7 +116,7 @@ def calls_told(result: dict[str, Any]) -> list[str]:
 
 
 def waits(result: dict[str, Any]) -> dict[int, float | None]:
-    """Return, by rows, the share of a step in which the device waits for the host; None where it is unknown."""
+    """Return the share of a step in which the GPU waits for the host, by number of rows; None if unknown."""
     known = {rows: result["calls"][str(rows)] for rows in PROFILED}
     return {
         rows: max(0.0, 1 - step["busy"] / step["seconds"]) if step.get("busy") and step.get("seconds") else None
@@ -125,7 +125,7 @@ def waits(result: dict[str, Any]) -> dict[int, float | None]:
 
 
 def waits_told(good: dict[str, Any]) -> list[str]:
-    """Return a table of the waits, or a sentence that there are no figures."""
+    """Return the table of how long the GPU waits, or a sentence that this was not measured."""
     by_name = {
         f"{name}{form}": waits(form_result)
         for name, known in good.items()
@@ -148,26 +148,26 @@ def waits_told(good: dict[str, Any]) -> list[str]:
 
 
 def forms(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the figures of operations as Python starts them, and of the recording, where there is one."""
+    """Return the figures of eager steps (key ""), and those of recorded steps (key ", recorded") if there are any."""
     return {"": result, **({", recorded": result["recorded"]} if "recorded" in result else {})}
 
 
 def quickest(known: Any) -> dict[str, Any] | None:
-    """Return the form in which a row takes the least; None where nothing was measured."""
+    """Return the figures of the form whose forward of one row is fastest; None if nothing was measured."""
     if not known or failure(known):
         return None
     return min(forms(known).values(), key=lambda form: float(form["seconds"][0][0]))
 
 
 def share(result: dict[str, Any], speed: dict[str, float]) -> float | None:
-    """With which share of the memory's speed a forward of one row reads the weights."""
+    """Return the speed at which a forward of one row reads the weights, as a share of the memory's speed."""
     if "copy" not in speed:
         return None
     return float(result["read"] / result["seconds"][0][0] / speed["copy"])
 
 
 def aims(figures: dict[str, Any]) -> list[Aim]:
-    """Return the aims of a step, and what the choice of precisions assumes of int8 until it is measured."""
+    """Return the aims of this stage: reading speed, cost of 16 rows, waiting time, and speed against other kernels."""
     goals = []
     for precision in ("bf16", "int8", "nf4"):
         known = quickest(figures.get(f"{LLAMA2} {precision}"))

@@ -1,6 +1,6 @@
-"""Stage g: the demo model and its drafters at full length, by their own scripts; what is worth keeping comes into the work.
+"""Stage g: trains the demo model and its drafters at full length by their own scripts, and saves the results.
 
-Each part goes on from its last checkpoint, which may have come back from another machine.
+Each part continues from its last checkpoint, which may come from another machine.
 """
 
 import json
@@ -27,7 +27,7 @@ LEAST = 45.0  # seconds in which anything can be learned, including the start of
 
 
 def run(record: Record, request: Request) -> None:
-    """Train the model, its draft model and its drafters, each as far as there is time."""
+    """Train the model, its draft model and its drafters, as far as the time allows."""
     data = request.data
     if data is None and request.small:
         data = request.models / "small-data"
@@ -48,7 +48,7 @@ def run(record: Record, request: Request) -> None:
 
 
 def part(record: Record, request: Request, name: str, words: Sequence[str], saved: Path, work: Path) -> None:
-    """Run one script, which continues where it stopped. Raise TimeUp where it is not finished."""
+    """Run one script, which continues where it stopped. Raises TimeUp if it did not finish."""
     if record.figures.get(name, {}).get("done"):
         return
     if record.left < LEAST:
@@ -85,13 +85,13 @@ def drafter_words(request: Request, data: Path, kind: str, work: Path) -> list[s
 
 
 def trained_before(kind: str) -> int:
-    """Return the number of steps for which the shipped drafter was trained: this is full length."""
+    """Return the number of steps for which the shipped drafter was trained, which is the full length."""
     card = json.loads((DEMO / "drafters" / kind / "drafter.json").read_text("utf-8"))
     return int(card["trained"]["steps"])
 
 
 def reached(work: Path, name: str) -> dict[str, Any]:
-    """Return the progress of a part, from the files that it wrote."""
+    """Return how far a part came, from the files that it wrote."""
     if name in TOKENS:
         lines = (work / name / "held_out.jsonl", work / ("draft-model.json" if name == "draft" else "model.json"))
         records = [json.loads(file.read_text("utf-8").strip().splitlines()[-1]) for file in lines[:1] if file.exists()]
@@ -110,7 +110,7 @@ def reached(work: Path, name: str) -> dict[str, Any]:
 
 
 def bring(source: Path, out: Path) -> None:
-    """Copy the files to keep: checkpoints, models, drafters, logs; no texts, which can be made again."""
+    """Copy the files to save: checkpoints, models, drafters and logs. Texts are not copied: they can be made again."""
     files = [source / stage / name for stage in TOKENS for name in KEPT]
     for folder in ("model", "draft-model", "drafters", "tokenizer", "trainings"):
         files += [

@@ -1,4 +1,4 @@
-"""Models of usual shapes with random weights, made a matrix at a time: 7 B of them never need room in fp32."""
+"""Models of common shapes with random weights. Each matrix is made separately, so that 7 B weights never exist in fp32."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -50,7 +50,7 @@ PRECISIONS = {
 
 
 class RandomWeights(Mapping[str, torch.Tensor]):
-    """Random weights as `fresh_weights` gives them, each made on first use."""
+    """A mapping with random weights under the names of `fresh_weights`. A tensor is made when it is read."""
 
     def __init__(self, config: TransformerConfig, device: str, dtype: torch.dtype) -> None:
         self._config, self._device, self._dtype = config, device, dtype
@@ -74,7 +74,7 @@ class RandomWeights(Mapping[str, torch.Tensor]):
 
 @torch.no_grad()
 def random_target(name: str, small: bool, device: str, precision: str) -> Target:
-    """Return a model of this name's shape, or of a small one. Raise the errors of its layers, mostly lack of memory."""
+    """Return a random model in the shape `name`, or in a small shape. Raises its layers' errors, mostly out of memory."""
     dtype, quantize = PRECISIONS[precision]
     if name == HYBRID:
         config = ModelConfig.of(_SMALL_HYBRID if small else _HYBRID)

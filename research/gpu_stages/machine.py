@@ -1,4 +1,4 @@
-"""The machine and the versions of the figures: the head of the page, and of every stage."""
+"""Facts about the machine and the versions of packages, for the head of the page and the runs of each stage."""
 
 import os
 import platform
@@ -17,7 +17,7 @@ PACKAGES = ("torch", "transformers", "bitsandbytes", "triton", "accelerate", "nu
 
 
 def machine(request: Request) -> dict[str, Any]:
-    """Facts, as they are now."""
+    """Return facts about the GPU, the CPU, the load and the versions, as they are now."""
     driver = nvidia_driver()
     card = torch.cuda.get_device_properties(request.device) if request.on_gpu else None
     return {

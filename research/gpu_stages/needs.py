@@ -1,4 +1,4 @@
-"""What a machine needs in addition to torch and transformers, and the size of all that is copied to it."""
+"""What a machine needs for the measurements in addition to torch and transformers, and the size of these files."""
 
 import re
 import subprocess
@@ -25,7 +25,7 @@ _SUFFIXES = (".xz", ".gz", ".zip", ".png")  # which no archive makes smaller
 
 
 def requirements(data: Path | None, prompts: Path | None) -> str:
-    """Return the list, with its sum."""
+    """Return a text that lists the needed packages and files with their sizes."""
     installed_here = closure(THERE)
     missing = {name: why for name, why in NEEDED.items() if normal(name) not in installed_here}
     lines, sum_, libraries = [], 0, dict[str, int]()
@@ -52,18 +52,18 @@ def requirements(data: Path | None, prompts: Path | None) -> str:
 
 
 def whole(library: str, size: int, others: int) -> str:
-    """Return a line about a kit with this library."""
+    """Return a line about the size of all files together, if they include this library."""
     verdict = "below" if others + size < MOST else "ABOVE"
     return f"  - {library}, {size / 1e6:.1f} MB: {(others + size) / 1e6:.1f} MB, {verdict} the {MOST / 1e6:.0f} MB that it may have"
 
 
 def normal(name: str) -> str:
-    """Return a name as indexes compare it."""
+    """Return a package's name in the normal form of package indexes."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def closure(names: Iterable[str]) -> list[str]:
-    """Return these packages and all that they require here, in the order in which they are found."""
+    """Return these packages and all installed packages that they require, directly or indirectly."""
     packages: dict[str, None] = {}
     waiting = [normal(name) for name in names]
     while waiting:
@@ -79,7 +79,7 @@ def closure(names: Iterable[str]) -> list[str]:
 
 
 def installed(name: str) -> Distribution | None:
-    """Return an installed package; None where it is missing."""
+    """Return an installed package; None if it is not installed."""
     try:
         return distribution(name)
     except PackageNotFoundError:
@@ -92,7 +92,7 @@ def version_of(name: str) -> str:
 
 
 def files_of(name: str) -> tuple[list[Path], list[Path]]:
-    """Return the files of a package, and its libraries for one version of CUDA each; without those for other makers' cards."""
+    """Return a package's files, and separately its CUDA libraries. Libraries for other makers' GPUs are left out."""
     package = installed(name)
     listed = [] if package is None else [package.locate_file(file) for file in package.files or ()]
     every = [Path(str(file)) for file in listed]
@@ -103,7 +103,7 @@ def files_of(name: str) -> tuple[list[Path], list[Path]]:
 
 
 def repository() -> list[Path]:
-    """Return the files in git, and the compiled library."""
+    """Return the files that are in git, and the compiled library."""
     listed = subprocess.run(["git", "-C", str(ROOT), "ls-files"], capture_output=True, text=True, check=False).stdout
     files = [ROOT / line for line in listed.splitlines()]
     return [file for file in (*files, *(ROOT / "localspec" / "native").glob("localspec_native.so")) if file.is_file()]
@@ -114,7 +114,7 @@ def every(path: Path) -> list[Path]:
 
 
 def packed(files: Iterable[Path]) -> int:
-    """About how many bytes they take in an archive."""
+    """Return about how many bytes the files take in an archive."""
     return sum(
         file.stat().st_size if file.suffix in _SUFFIXES else len(zlib.compress(file.read_bytes(), 6)) for file in files
     )

@@ -1,4 +1,4 @@
-"""The page: machine, aims and whether each was met, and a section for each stage that has figures."""
+"""The page of figures: the machine, the aims and whether each was met, and a section for each stage with figures."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -38,7 +38,7 @@ def write(work: Path, out: Path, small: bool) -> None:
 
 
 def head(stages: Sequence[Mapping[str, Any]], small: bool) -> str:
-    """Return the machine, as the latest run found it."""
+    """Return the beginning of the page, with the machine of the latest run."""
     runs = sorted((run for content in stages for run in content["runs"]), key=lambda run: str(run["when"]))
     missing = [stage for stage, content in zip(sorted(MODULES), stages, strict=True) if not content["figures"]]
     absent = f" Not run: {', '.join(missing)}." if missing else ""
@@ -65,7 +65,7 @@ def head(stages: Sequence[Mapping[str, Any]], small: bool) -> str:
 
 
 def commits_of(content: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the figures of a stage by the commits that measured them; a stage can have figures of several."""
+    """Return the names of a stage's figures by the commit that measured them."""
     ran = list(dict.fromkeys(run.get("commit") or UNKNOWN for run in content["runs"]))
     pairs = [(run.get("commit") or UNKNOWN, name) for run in content["runs"] for name in run.get("measured", ())]
     known = {name for _, name in pairs}
@@ -79,14 +79,14 @@ def commits_of(content: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def commits_told(content: Mapping[str, Any]) -> str:
-    """Return which figures are of which commit, where they are of several."""
+    """Return a text that says which commit measured which figures; empty if only one commit did."""
     by_commit = commits_of(content)
     lines = [f"- {commit}: {', '.join(names)}" for commit, names in by_commit.items()]
     return "By the commits that measured them:\n\n" + "\n".join(lines) + "\n\n" if len(by_commit) > 1 else ""
 
 
 def runs_told(runs: Sequence[Mapping[str, Any]]) -> str:
-    """When and how a stage ran, and how busy the machine was."""
+    """Return a line for each run of a stage: when and how it ran, and how busy the machine was."""
     return "\n".join(
         f"- {run['when']}, at {run.get('commit') or UNKNOWN}, `{run['command']}`: {run.get('seconds', 0):.0f} s, load average {run['load']:.1f}, "
         f"{run.get('ended', 'cut off')}"

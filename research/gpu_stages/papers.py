@@ -1,4 +1,4 @@
-"""What the S3D paper prints of cost-effectiveness: rows of its tables 1 and 4 (A10G, MT-Bench, and M over all texts)."""
+"""Figures that the S3D paper prints: rows of its tables 1 and 4 (A10G, MT-Bench, and M over all texts)."""
 
 # (table, model, peak GiB and tokens/s on MT-Bench, M on MT-Bench, M over all three sets)
 S3D_ROWS = (

@@ -1,6 +1,6 @@
-"""Candidates for products of a few rows with the matrices of a 7B, against our packings: seconds, error, and bits.
+"""Compares kernels that multiply a few rows with the matrices of a 7B model: seconds, error and bits.
 
-Several copies of each matrix take turns, because in a real forward no matrix is still in the card's cache.
+Several copies of each matrix take turns, because in a real forward no matrix is still in the GPU's cache.
 """
 
 from collections.abc import Callable, Mapping
@@ -48,19 +48,19 @@ def our_nf4(weight: torch.Tensor) -> Product:
 
 
 def plain_nf4(weight: torch.Tensor) -> Product:
-    """bitsandbytes' `gemm_4bit` with scales in fp32, which take more memory and no second look-up."""
+    """Return bitsandbytes' `gemm_4bit` with fp32 scales, which take more memory but need no second look-up."""
     packed, state = _bitsandbytes().quantize_4bit(weight, blocksize=BLOCK, compress_statistics=False, quant_type="nf4")
     return lambda x: torch.ops.bitsandbytes.gemm_4bit(x, packed, list(weight.shape), state.absmax, BLOCK, "nf4")
 
 
 def one_row_nf4(weight: torch.Tensor) -> Product:
-    """bitsandbytes' older kernel for one row."""
+    """Return bitsandbytes' older kernel for one row."""
     packed, state = _bitsandbytes().quantize_4bit(weight, blocksize=BLOCK, compress_statistics=False, quant_type="nf4")
     return lambda x: torch.ops.bitsandbytes.gemv_4bit(x, packed, list(weight.shape), state.absmax, state.code, BLOCK)
 
 
 def scaled_int8(weight: torch.Tensor) -> Product:
-    """bitsandbytes' `int8_scaled_mm`, the inputs rounded as in our int8."""
+    """Return bitsandbytes' `int8_scaled_mm`, with inputs rounded as in localspec's int8."""
     operators = torch.ops.bitsandbytes
     _bitsandbytes()
     steps, scales, _ = operators.int8_vectorwise_quant(weight.half(), 0.0)
@@ -74,7 +74,7 @@ def scaled_int8(weight: torch.Tensor) -> Product:
 
 
 def weight_only_int8(weight: torch.Tensor) -> Product:
-    """torch's `_weight_int8pack_mm`: weights in int8, inputs as they are."""
+    """Return torch's `_weight_int8pack_mm`: the weights are in int8, and the inputs are not rounded."""
     scales = (weight.float().abs().amax(1) / 127).clamp_min(1e-12)
     steps = (weight.float() / scales[:, None]).round().to(torch.int8)
     scales = scales.to(weight.dtype)
@@ -82,7 +82,7 @@ def weight_only_int8(weight: torch.Tensor) -> Product:
 
 
 def tiled_int4(weight: torch.Tensor) -> Product:
-    """Return torch's `_weight_int4pack_mm`, with a scale and a zero for each `GROUP` weights."""
+    """Return torch's `_weight_int4pack_mm`, with a scale and an offset for each `GROUP` weights."""
     rows, columns = weight.shape
     groups = weight.float().view(rows, columns // GROUP, GROUP)
     low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
@@ -98,7 +98,7 @@ def tiled_int4(weight: torch.Tensor) -> Product:
 
 
 def integer_product(weight: torch.Tensor) -> Product:
-    """torch's `_int_mm`, the inputs rounded by torch; it takes more than 16 rows, so fewer are filled up."""
+    """Return torch's `_int_mm`, with inputs rounded by torch. It needs more than 16 rows, so fewer are padded."""
     scales = (weight.float().abs().amax(1) / 127).clamp_min(1e-12)
     steps = (weight.float() / scales[:, None]).round().to(torch.int8).t()
 
@@ -111,7 +111,7 @@ def integer_product(weight: torch.Tensor) -> Product:
 
 
 def scaled_fp8(weight: torch.Tensor) -> Product:
-    """Return torch's product in fp8 (`_scaled_mm`). Each channel and each row has a scale, and rows are filled up to 16."""
+    """Return torch's product in fp8 (`_scaled_mm`). Each channel and each row has a scale, and rows are padded to 16."""
     most = torch.finfo(torch.float8_e4m3fn).max
     scales = (weight.float().abs().amax(1) / most).clamp_min(1e-12)
     packed = (weight.float() / scales[:, None]).to(torch.float8_e4m3fn).t()
@@ -141,7 +141,7 @@ MATRICES: Mapping[str, Callable[[Shape], tuple[int, int]]] = {
 
 
 def run(record: Record, request: Request) -> None:
-    """Every kernel with the largest matrix, then with the next one."""
+    """Measure every kernel with the largest matrix, then with each other matrix."""
     shape = (SMALL_SHAPES if request.small else SHAPES)[LLAMA2]
     for matrix, sizes in list(MATRICES.items())[: 1 if request.small else None]:
         for kernel, (build, item) in KERNELS.items():
@@ -153,7 +153,7 @@ def run(record: Record, request: Request) -> None:
 
 @torch.no_grad()
 def product(build: Build, item: float, sizes: tuple[int, int], device: str, read: int) -> dict[str, Any]:
-    """One kernel with one matrix: μs by rows as Python starts it and in a graph, its error, where bits differ."""
+    """Measure a kernel with one matrix: μs by rows, eager and captured, the error, and rows with other bits."""
     torch.manual_seed(0)
     rows, columns = sizes
     weight = torch.randn(rows, columns, device=device, dtype=torch.bfloat16) * 0.02
@@ -179,7 +179,7 @@ def product(build: Build, item: float, sizes: tuple[int, int], device: str, read
 
 
 def differing(product: Product, x: torch.Tensor) -> list[int]:
-    """Return the numbers of rows with which some row has other bits than in a product of one row."""
+    """Return for which numbers of rows some row has other bits than when it is computed by itself."""
     alone = [product(x[row : row + 1])[0] for row in range(len(x))]
     return [
         count for count in COMPARED
@@ -232,7 +232,7 @@ def bits(result: Mapping[str, Any]) -> str:
 
 
 def seconds(result: Any, count: int) -> float | None:
-    """Return the best known μs of a kernel for `count` rows."""
+    """Return the μs of a kernel for `count` rows, captured if possible; None if unknown or if its result is wrong."""
     if failure(result) or str(count) not in result["us"] or result["error"] > WRONG:
         return None
     graph = result["captured"].get(str(count))
@@ -240,7 +240,7 @@ def seconds(result: Any, count: int) -> float | None:
 
 
 def beside_others(figures: Mapping[str, Any], count: int) -> float | None:
-    """Return the time of the best packing of others over that of our NF4, for the largest matrix and `count` rows."""
+    """Return the time of the fastest other packed kernel ÷ the time of localspec's NF4, for `count` rows."""
     (matrix, *_), kernel = MATRICES, OURS["nf4"]
     known = {
         name: seconds(figures[title], count) for name in KERNELS if (title := f"product {matrix}, {name}") in figures

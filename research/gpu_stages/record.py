@@ -1,6 +1,6 @@
-"""The figures of a stage, kept in its file as soon as each is there: a stage that is cut off goes on where it was.
+"""The figures of a stage. Each figure is saved at once, so that a stopped stage can continue.
 
-A figure that failed is kept as `{"failed": why}`: one kernel that does not exist here must not cost the others.
+A figure that failed is saved as `{"failed": why}`: the others are measured all the same.
 """
 
 import gc
@@ -21,15 +21,15 @@ LONGEST = 300  # characters of a reason for failure
 
 
 class TimeUp(Exception):
-    """The time of this stage is over; the next call measures the rest."""
+    """An error: the time of this stage is over. The next call measures the rest."""
 
 
 class DeviceLost(Exception):
-    """The device no longer answers in this process, so another one must continue."""
+    """An error: the device no longer answers in this process, so another process must continue."""
 
 
 class Record:
-    """The file of one stage, `seconds` of which are left."""
+    """A file with the figures of one stage. The stage must end in `seconds`."""
 
     def __init__(self, file: Path, seconds: float, device: str = "cpu") -> None:
         self.file, self._device, self._ends = file, device, time.monotonic() + seconds
@@ -38,13 +38,13 @@ class Record:
 
     @property
     def left(self) -> float:
-        """Seconds."""
+        """The seconds that are left for this stage."""
         return self._ends - time.monotonic()
 
     def measured(self, name: str, make: Callable[[], Any], least: float = LEAST) -> Any:
-        """Return the figure of this name, measured now where it was not before.
+        """Return the figure of this name. If it was not measured before, make and save it.
 
-        Raises TimeUp where fewer than `least` seconds are left, DeviceLost where the device is of no use any more.
+        Raises TimeUp if fewer than `least` seconds are left, and DeviceLost if the device no longer answers.
         """
         if name in self.figures:
             return self.figures[name]
@@ -79,7 +79,7 @@ class Record:
         return figure
 
     def keep(self, name: str, figure: Any) -> Any:
-        """Write a figure down."""
+        """Save a figure and return it."""
         self.figures[name] = figure
         self._content["tries"].pop(name, None)
         if self._content["runs"]:  # the page names the commit of each figure
@@ -90,18 +90,18 @@ class Record:
         return figure
 
     def begin(self, about: Mapping[str, Any]) -> None:
-        """Write down when, where and how this stage runs once more."""
+        """Add a run of this stage to the file: when, where and how it runs."""
         self._content["runs"].append(dict(about))
         self._write()
 
     def end(self, outcome: str, seconds: float) -> None:
-        """Write down how that ended, and after how long."""
+        """Save how the last run ended, and after how many seconds."""
         if self._content["runs"]:
             self._content["runs"][-1] |= {"ended": outcome, "seconds": seconds}
             self._write()
 
     def forget_failed(self) -> None:
-        """Let failed figures be measured again."""
+        """Delete the failed figures, so that they are measured again."""
         for name in [name for name, figure in self.figures.items() if failure(figure)]:
             del self.figures[name]
             for run in self._content["runs"]:
@@ -116,7 +116,7 @@ class Record:
 
 
 def read(file: Path) -> dict[str, Any]:
-    """Return the saved figures of a stage, or empty ones. Raise UsageMistake for a file that cannot be read."""
+    """Return the saved figures of a stage, empty ones without a file. Raises UsageMistake for a damaged file."""
     nothing: dict[str, Any] = {"figures": {}, "tries": {}, "runs": []}
     if not file.exists():
         return nothing
@@ -133,12 +133,12 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def failure(figure: Any) -> str:
-    """Why a figure failed; empty where it did not."""
+    """Return why a figure failed; empty if it did not fail."""
     return str(figure["failed"]) if isinstance(figure, dict) and "failed" in figure else ""
 
 
 def answers(device: str) -> bool:
-    """Return whether a device still computes: after some errors no kernel of this process ever will."""
+    """Return whether a device still computes. After some errors it answers no more in this process."""
     import torch
 
     try:

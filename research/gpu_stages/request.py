@@ -1,4 +1,4 @@
-"""The settings of a run of the proof, as all stages read them, and those on which figures depend."""
+"""The settings of a run of `gpu_proof.py`, which all stages read."""
 
 import os
 import stat
@@ -21,7 +21,7 @@ SMALL = 2
 
 @dataclass(frozen=True)
 class Request:
-    """Where to measure and where to keep it; `small` is a rehearsal with tiny shapes."""
+    """The settings of a run: where to measure, and where to save. `small` is a rehearsal with tiny shapes."""
 
     device: str
     small: bool
@@ -37,7 +37,7 @@ class Request:
 
     @property
     def width(self) -> int:
-        """Return how many times as wide the demo becomes."""
+        """The number of times that the demo model is widened, which depends on the GPU's memory by default."""
         if self.factor:
             return self.factor
         if self.small or not self.on_gpu:
@@ -49,7 +49,7 @@ class Request:
         return next(factor for least, factor in FACTORS if total >= least)
 
     def decisive(self) -> dict[str, Any]:
-        """Return the settings on which figures depend: figures of other settings are not mixed with them."""
+        """Return the settings that change figures. Figures of different settings are not mixed."""
         return {
             "device": self.device, "small": self.small, "computes": versions(self.device), "factor": self.width,
             "prompts": content(self.prompts),
@@ -57,7 +57,7 @@ class Request:
 
 
 def check(request: Request) -> None:
-    """Raise UsageMistake for a device that is not here, and for files that cannot be read."""
+    """Raise UsageMistake for a device that this machine does not have, and for files that cannot be read."""
     if request.device not in ("cuda", "cpu"):
         raise UsageMistake(
             f"--device {request.device} is not for this; give cuda or cpu, and choose a card by CUDA_VISIBLE_DEVICES."
@@ -74,9 +74,10 @@ def check(request: Request) -> None:
 
 
 def claim(models: Path) -> None:
-    """Make the directory of large models, into which nobody else may have put what is loaded from there.
+    """Make the directory of large models. Only this user may write to it, because models are loaded from it.
 
-    Raises UsageMistake for one that is a file, somebody else's, a link of somebody else's, or one into which all may write.
+    Raises UsageMistake if it is a file, belongs to somebody else, is somebody else's link, or if others may write to
+    it.
     """
     try:
         models.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A rehearsal of `train_demo.py`: the script as it is, on a few texts, in a size for seconds.
+"""A rehearsal of `train_demo.py`, which takes seconds: the same script with few texts and a tiny model.
 
 python research/gpu_stages/small_demo.py train_demo.py STAGE …
 """
@@ -22,7 +22,7 @@ EXAMPLES = 300
 
 
 def write_data(folder: Path) -> None:
-    """Write a folder of training data, and a file of it as `localspec train` reads it, unless both exist."""
+    """Write a folder of random training data, and the same chats in a file that `localspec train` reads."""
     folder.mkdir(parents=True, exist_ok=True)
     chance = random.Random(0)
 
@@ -39,7 +39,7 @@ def write_data(folder: Path) -> None:
 
 
 def shrink() -> None:
-    """Fewer examples of each source, and a model of a few weights."""
+    """Reduce the examples of each source, the vocabulary and the model's shape."""
     for name, share in mixture.MADE.items():
         mixture.MADE[name] = mixture.Share(60, 60, share.why)
     passes.SET_ASIDE = 2

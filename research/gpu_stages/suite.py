@@ -1,4 +1,4 @@
-"""Stage a: the part of the test suite that is for GPUs, a file at a time."""
+"""Stage a: runs the tests for GPUs, one file at a time."""
 
 import os
 import subprocess
@@ -42,13 +42,13 @@ PEAK_TEST, PEAK_TOLD = "test_the_peak_is_what_was_predicted", "bytes at the peak
 
 
 def run(record: Record, request: Request) -> None:
-    """Losslessness first, by the names of the files."""
+    """Run all files of tests in the order of their names, which begins with losslessness."""
     for file in sorted(FOLDER.glob("test_*.py")):
         record.measured(file.stem, lambda: tests(file, request, record.left), least=LEAST)
 
 
 def tests(file: Path, request: Request, seconds: float) -> dict[str, Any]:
-    """Return the counts, failures and reports of the tests in one file. Raise TimeUp where they take too long."""
+    """Run the tests in one file, and return their counts, failures and recorded values. Raises TimeUp after `seconds`."""
     report = request.work / f"{file.stem}.xml"
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", *OPTIONS, f"--junitxml={report}", str(file)]
@@ -68,14 +68,14 @@ def tests(file: Path, request: Request, seconds: float) -> dict[str, Any]:
 
 
 def sharers(request: Request) -> int:
-    """Return how many processes may share the GPU."""
+    """Return how many test processes may share the GPU."""
     if request.small or not request.on_gpu or not find_spec("xdist"):
         return 1
     return min(MOST_SHARERS, os.cpu_count() or 1, total_memory(request.device) // OF_EACH)
 
 
 def counts(report: Path) -> dict[str, Any]:
-    """Return the counts of a JUnit file."""
+    """Return the counts, failures and recorded values in a report of tests (JUnit XML)."""
     result: dict[str, Any] = {"passed": 0, "wrong": {}, "skipped": {}, "told": {}, "seconds": 0.0}
     for case in ET.parse(report).getroot().iter("testcase"):  # our own file
         name = str(case.get("name"))
@@ -120,7 +120,7 @@ def section(figures: dict[str, Any]) -> str:
 
 
 def recorded(items: Iterable[tuple[str, str]]) -> list[list[str]]:
-    """Return a row for each record and value, with the parameters of all cases that recorded it."""
+    """Return a table row for each recorded value, with the parameters of all test cases that recorded it."""
     by_record: dict[tuple[str, str], list[str]] = {}
     for name, value in items:
         case, _, kind = name.partition(": ")
@@ -147,7 +147,7 @@ def aims(figures: dict[str, Any]) -> list[Aim]:
 
 
 def exact(good: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the share of all replies that are equal; a test that ended before its report counts as one that differs."""
+    """Return the share of replies that equal plain decoding's. A test that ended early counts as a reply that differs."""
     pairs = numbers(good, EXACT_TEST, EXACT_TOLD)
     ended = [
         name
@@ -160,7 +160,7 @@ def exact(good: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def numbers(good: Sequence[Mapping[str, Any]], test: str, ending: str) -> list[tuple[int, int]]:
-    """Return the two numbers that each of the tests of this name reported."""
+    """Return the two numbers in each value that the tests of this name recorded, such as `3 of 4`."""
     values = [
         value
         for result in good

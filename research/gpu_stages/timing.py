@@ -1,4 +1,4 @@
-"""The time of work on a device: as Python starts it, and as a captured graph, where that is possible."""
+"""Measures the time of work on a device, eager (started by Python) and as a captured CUDA graph."""
 
 import gc
 import time
@@ -18,7 +18,7 @@ COPIED = 2 * 2**30  # bytes, at most
 
 
 def seconds_each(works: Sequence[Work], device: str) -> float:
-    """Return the seconds of one of several pieces of work, one after the other; other load makes a round slower."""
+    """Return the seconds per piece of work, if all run one after the other. The fastest round counts."""
     best, began, rounds = float("inf"), time.perf_counter(), 0
     for work in works:
         work()
@@ -33,7 +33,7 @@ def seconds_each(works: Sequence[Work], device: str) -> float:
 
 
 def captured_seconds_each(works: Sequence[Work], device: str) -> float | str:
-    """Return the same as one CUDA graph, or a sentence why there is none."""
+    """Return the seconds per piece of work in one CUDA graph, or a sentence that says why there is no graph."""
     if not device.startswith("cuda"):
         return "no CUDA graphs here"
     try:
@@ -52,7 +52,7 @@ def captured_seconds_each(works: Sequence[Work], device: str) -> float | str:
 
 
 def copy_bandwidth(device: str) -> float:
-    """Return the bytes a second that are read and written while a large tensor is copied."""
+    """Return the bytes per second that are read and written when a large tensor is copied."""
     size = min(COPIED, free_memory(device) // 8) // 4
     source, target = (torch.ones(size, dtype=torch.float32, device=device) for _ in range(2))
     seconds = seconds_each([lambda: target.copy_(source)], device)
@@ -60,9 +60,9 @@ def copy_bandwidth(device: str) -> float:
 
 
 def runtime_calls(work: Work, device: str) -> dict[str, float]:
-    """How often work calls the CUDA runtime, by what it is called for; on a CPU how many operators it runs.
+    """Count the calls of the CUDA runtime in `work` by purpose; on a CPU, count the operators.
 
-    With them the seconds of the work, and those in which the device was `busy` with it.
+    On a GPU also return the seconds of the work, and the seconds in which the device was `busy` with it.
     """
     from torch.profiler import ProfilerActivity, profile
 
@@ -84,7 +84,7 @@ def runtime_calls(work: Work, device: str) -> dict[str, float]:
 
 
 def covered(spans: Sequence[tuple[float, float]]) -> float:
-    """Return how long at least one of these spans lasted; they may overlap."""
+    """Return the total time that at least one of the spans covers. Spans may overlap."""
     total, until = 0.0, float("-inf")
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, until))
@@ -93,7 +93,7 @@ def covered(spans: Sequence[tuple[float, float]]) -> float:
 
 
 def counted(counts: Mapping[str, int]) -> dict[str, int]:
-    """Launch of kernels and graphs, waits and copies among the calls that a profiler saw."""
+    """Count the launches of kernels and graphs, the waits, and the copies in the calls that a profiler saw."""
     calls = {
         name: count for name, count in counts.items() if name.startswith(("cuda", "cuLaunch", "cuMem", "cuStream"))
     }
@@ -108,17 +108,17 @@ def counted(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def peak_bytes(device: str) -> int:
-    """Return the most bytes of tensors since `watch_peak`; 0 on a CPU, where they are not counted."""
+    """Return the most bytes that tensors took since `watch_peak`; 0 on a CPU, where they are not counted."""
     return int(torch.cuda.max_memory_allocated(device)) if device.startswith("cuda") else 0
 
 
 def held_bytes(device: str) -> int:
-    """Bytes of tensors now; 0 on a CPU."""
+    """Return the bytes that tensors take now; 0 on a CPU."""
     return int(torch.cuda.memory_allocated(device)) if device.startswith("cuda") else 0
 
 
 def watch_peak(device: str) -> None:
-    """Reset `peak_bytes`."""
+    """Free unused memory, and restart the measurement of `peak_bytes`."""
     gc.collect()
     give_back(device)
     if device.startswith("cuda"):

@@ -1,4 +1,4 @@
-"""Stage f: steps of training of each kind for a model of 7 B in NF4: seconds, and the peak against the estimate."""
+"""Stage f: measures training steps of each kind of drafter for a 7 B model in NF4: seconds and peak memory."""
 
 import shutil
 import tempfile
@@ -39,7 +39,7 @@ ALLOWED = 1.1  # times the estimate: a training that takes more would not fit wh
 
 
 class RandomRows:
-    """What a training asks of its texts, of random tokens."""
+    """A replacement for training texts, with random tokens."""
 
     def __init__(self, vocabulary: int, length: int, batch: int) -> None:
         self._vocabulary, self._length, self._batch = vocabulary, length, batch
@@ -51,17 +51,17 @@ class RandomRows:
         return Row(tokens, [True] * len(tokens))
 
     def frequencies(self) -> torch.Tensor:
-        """Return how often each token occurs: about equally often."""
+        """Return random frequencies of all tokens."""
         return torch.randint(1, 100, (self._vocabulary,), generator=self._chance)
 
     def batches(self, start: Cursor) -> Iterator[tuple[list[Row], Cursor, float]]:
-        """Without end."""
+        """Yield batches of random rows without end."""
         while True:
             yield [self._row() for _ in range(self._batch // self._length)], start, 0.0
 
 
 def run(record: Record, request: Request) -> None:
-    """Every kind that is trained here, on one model."""
+    """Measure every kind of drafter that can be trained. All kinds share one loaded model."""
     shape = (SMALL_SHAPES if request.small else SHAPES)[LLAMA2]
     targets: list[Target] = []
 
@@ -75,7 +75,7 @@ def run(record: Record, request: Request) -> None:
 
 
 def choice_of(shape: Shape, device: str) -> Choice:
-    """Return a choice that loads such a model."""
+    """Return the choice that describes the loaded model, for the estimate of memory."""
     dtype, quantize = PRECISIONS[PRECISION]
     loaded = fit.weights(shape, dtype, quantize, "cuda")
     return Choice(
@@ -85,7 +85,7 @@ def choice_of(shape: Shape, device: str) -> Choice:
 
 
 def training(kind: str, target: Any, shape: Shape, request: Request) -> dict[str, Any]:
-    """Run some steps of the usual loop. Return the seconds of one, and the peak including the target."""
+    """Run some training steps. Return the median seconds of a step, and the peak memory including the target."""
     model = target()
     length, batch = (SMALL_LENGTH, SMALL_BATCH) if request.small else (LENGTH, BATCH)
     options = (SMALL_OPTIONS if request.small else OPTIONS).get(kind, {})

@@ -1,4 +1,4 @@
-"""The demo, widened on this machine: a model of billions of weights that need not travel, with drafters that foresee it."""
+"""The demo model, widened to billions of weights on this machine, so that no large model must be copied to it."""
 
 import json
 import shutil
@@ -23,12 +23,12 @@ SMALL_PRECISIONS = {"bf16": PRECISIONS["bf16"]}
 
 
 def precisions(request: Request) -> dict[str, dict[str, str]]:
-    """Return the precisions that it is measured in, as settings."""
+    """Return the precisions in which the widened demo is measured, as settings."""
     return PRECISIONS if request.on_gpu else SMALL_PRECISIONS
 
 
 def wide_demo(request: Request) -> TargetCard:
-    """Return the widened demo, made where it is not there yet."""
+    """Return the widened demo, which is made if it is not there yet."""
     path = request.models / f"demo-{request.width}"
     if not path.exists():
         for other in request.models.glob("demo-*"):  # unfinished, or of another width: each takes gigabytes
@@ -38,20 +38,20 @@ def wide_demo(request: Request) -> TargetCard:
 
 
 def settings_of(request: Request, precision: str, **more: Any) -> Settings:
-    """Return the settings of a precision, greedy and with a seed."""
+    """Return the settings for measuring in a precision: greedy, with a fixed seed."""
     flags = {"device": request.device, "temperature": 0.0, "seed": 0, **precisions(request)[precision], **more}
     return config.load(flags=flags)
 
 
 def questions_of(request: Request, count: int) -> list[prompts.BenchPrompt]:
-    """Return `count` prompts, of all kinds."""
+    """Return `count` prompts of all kinds of text."""
     if request.prompts is None:
         return prompts.spread(prompts.BUILT_IN, count)
     return questions(request.prompts, count)
 
 
 def prompts_place(request: Request) -> Path:
-    """Return the place of the prompts for `speedups.py`: the named ones, or else the program's own, by their kinds."""
+    """Return the path of the prompts for `speedups.py`: the named ones, or else a folder of the built-in ones by kind."""
     if request.prompts is not None:
         return request.prompts
     folder = request.work / "prompts"
@@ -68,5 +68,5 @@ def parameters(card: TargetCard) -> int:
 
 
 def without_phrases(settings: Settings, drafter: str) -> Settings:
-    """Return the same with this drafter."""
+    """Return these settings with this drafter."""
     return replace(settings, drafter=drafter)

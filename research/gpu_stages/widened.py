@@ -1,7 +1,7 @@
-"""Stage d: every drafter on a model of billions of weights: speedup, tokens a step, memory, M; then by kinds of text.
+"""Stage d: measures every drafter on a model of billions of weights: speedup, tokens per step, memory and M.
 
-Each first writes a few replies by itself, for its peak memory; then `speedups.py` lets all write side by side, for as long
-as there is time.
+M is the speedup divided by the relative memory. Each drafter first writes a few replies by itself, which gives its peak
+memory. Then `speedups.py` lets all drafters write side by side, for the time that is left.
 """
 
 import gc
@@ -63,7 +63,7 @@ def drafters(request: Request) -> Sequence[str]:
 
 
 def alone(record: Record, request: Request, card: TargetCard, precision: str) -> None:
-    """Run one drafter after the other on one target, so that each peak belongs to one drafter."""
+    """Measure one drafter after the other on one loaded target, so that each peak belongs to one drafter."""
     missing = [name for name in drafters(request) if f"{precision} {name}" not in record.figures]
     if not missing:
         return
@@ -88,7 +88,7 @@ def alone(record: Record, request: Request, card: TargetCard, precision: str) ->
 def one_alone(
     plain: Any, request: Request, card: TargetCard, precision: str, name: str, store: Store
 ) -> dict[str, Any]:
-    """Tokens/s, tokens a step and peak memory of one drafter."""
+    """Return the tokens/s, the tokens per step and the peak memory of one drafter."""
     first = plain()
     choice = choose(card, without_phrases(settings_of(request, precision), name))
     watch_peak(request.device)
@@ -110,7 +110,7 @@ def one_alone(
 
 
 def replies(engine: Engine, request: Request, count: int | None = None) -> list[Statistics]:
-    """Greedy replies to the first prompts."""
+    """Answer the first prompts greedily, and return the statistics of the replies."""
     statistics = []
     most = Limits(SMALL_TOKENS if request.small else TOKENS)
     for prompt in questions_of(request, count or (SMALL_REPLIES if request.small else REPLIES)):
@@ -124,7 +124,7 @@ def replies(engine: Engine, request: Request, count: int | None = None) -> list[
 
 
 def side_by_side(record: Record, request: Request, card: TargetCard, precision: str, seconds: float) -> None:
-    """Run as many prompts as there is time for, with `speedups.py`; the next call continues."""
+    """Let `speedups.py` measure all drafters for `seconds`, and save its results. The next call continues."""
     if seconds < SHARED and not request.small:
         raise TimeUp("side by side")
     work, log = request.work / f"speedups-{precision}", request.work / f"speedups-{precision}.log"
@@ -141,14 +141,14 @@ def side_by_side(record: Record, request: Request, card: TargetCard, precision: 
 
 
 def turns_of(folder: Path) -> list[dict[str, Any]]:
-    """Return the prompts that all drafters have answered."""
+    """Return the saved results of all prompts that all drafters have answered."""
     files = sorted(folder.glob("turn-*.json"), key=lambda file: int(file.stem.partition("-")[2]))
     turns = (saved_json(file, dict) for file in files)
     return [without_ids(turn) for turn in turns if "replies" in turn]
 
 
 def without_ids(turn: dict[str, Any]) -> dict[str, Any]:
-    """Return a turn with whether each reply differs from the plain one, in place of all tokens."""
+    """Return a prompt's results with `differs` (from the plain reply) in place of each reply's token ids."""
     plain = turn["replies"][PLAIN]["ids"]
     replies = {
         name: {key: value for key, value in reply.items() if key != "ids"} | {"differs": reply["ids"] != plain}
@@ -161,7 +161,7 @@ def without_ids(turn: dict[str, Any]) -> dict[str, Any]:
 
 
 def by_precision(figures: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return what was measured one by one, by precision and drafter."""
+    """Return the figures of drafters that ran by themselves, by precision and drafter."""
     by_name: dict[str, dict[str, Any]] = {}
     for name, result in figures.items():
         precision, _, drafter = name.partition(" ")
@@ -171,7 +171,7 @@ def by_precision(figures: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def ratios(result: Mapping[str, Any], plain: Mapping[str, Any]) -> tuple[float, float]:
-    """(speedup, M)."""
+    """Return the speedup of a drafter over plain decoding, and M (speedup ÷ relative memory)."""
     faster = result["tokens_per_second"] / plain["tokens_per_second"]
     return faster, faster / (result["peak"] / plain["peak"])
 
@@ -218,7 +218,7 @@ def section(figures: dict[str, Any]) -> str:
 
 
 def speedups_by_kind(turns: Sequence[Mapping[str, Any]], precision: str) -> list[str]:
-    """× of replies that were written side by side, by the kind of text."""
+    """Return a table of the speedups of replies that were written side by side, by kind of text."""
     if not turns:
         return []
     kinds = {kind: [turn for turn in turns if turn["category"] == kind] for kind in EVERY}
@@ -259,7 +259,7 @@ def aims(figures: dict[str, Any]) -> list[Aim]:
 
 
 def best_lean(good: Mapping[str, tuple[float, float]]) -> float | None:
-    """Return × of the fastest method with little memory; 0 where all need more; None without measurements."""
+    """Return the speedup of the fastest method with little memory; 0 if all need more; None without measurements."""
     known = [good[name] for name in METHODS if name in good]
     lean = [faster for faster, worth in known if faster <= LEAN * worth]  # M is × over relative memory
     return max(lean, default=0.0) if known else None
