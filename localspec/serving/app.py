@@ -233,7 +233,7 @@ def _model_entry(card: TargetCard) -> dict[str, Any]:
 
 
 def _is_text(value: object) -> bool:
-    """Return whether all strings in a JSON value are valid Unicode: a JSON escape may name half a surrogate pair."""
+    """Return whether all strings in a JSON value are valid Unicode. A JSON escape can give half a surrogate pair."""
     values = [value]
     while values:
         match values.pop():
@@ -314,7 +314,7 @@ async def _batches(seconds: float, box: Mailbox[Answer]) -> AsyncIterator[list[A
 async def _pieces(
     parsed: ClientRequest, first_batch: list[Answer], batches: AsyncIterator[list[Answer]], left: "asyncio.Future[None]"
 ) -> AsyncIterator[bytes]:
-    """Yield the pieces of a streamed reply, and a comment after each SIGN_SECONDS without an answer.
+    """Yield the pieces of a streamed reply. After each SIGN_SECONDS without an answer, yield a comment (keep-alive).
 
     `first_batch` has the answers that came before the headers were sent. If it is empty, the stream begins with a
     comment. A later error is sent as a piece of the stream, because the status is already 200.
@@ -344,7 +344,7 @@ async def _pieces(
 
 
 def _piece(shape: ReplyForm, answer: Answer, usage: bool) -> tuple[bytes, bool]:
-    """Return the bytes of the stream for a text, the end of a reply, or an error, and whether they are the last."""
+    """Return the bytes of an answer in a stream, and whether the stream ends with them."""
     match answer:
         case Text():
             return shape.step(answer, usage), False
@@ -358,7 +358,7 @@ def _piece(shape: ReplyForm, answer: Answer, usage: bool) -> tuple[bytes, bool]:
 
 
 def _command_line(answer: Answer) -> tuple[bytes, bool]:
-    """Return the line of JSON that reports an answer to a command of this user, and whether it is the last line."""
+    """Return the JSON line of an answer to one of the user's own commands, and whether it is the last line."""
     if isinstance(answer, dict):  # the last of a reply, or everything about an engine
         return _line(answer), bool(answer.keys() & {"kept", "server"})
     if isinstance(answer, Exception):

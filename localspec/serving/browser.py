@@ -65,9 +65,9 @@ def page_files() -> Path:
 class Browser:
     """A layer in front of the API that serves the chat to browsers.
 
-    A browser that opens `/` with the one-time key gets a secret path with the chat's files. That path and its cookie
-    belong to one browser. A cookie for `/` could be sent to any other server of this machine, because cookies ignore
-    ports. After a key has been used, `tell` is called with the next key.
+    A browser that opens `/` with the one-time key gets a secret path with the chat's files, and a cookie for this path.
+    Both belong to this browser. The cookie is not for `/`, because browsers would also send that one to servers on
+    other ports of this machine. After a key has been used, `tell` is called with the next key.
     """
 
     def __init__(self, api: ASGIApp, chats: "Tabs", tell: Callable[[str], None]) -> None:
@@ -231,7 +231,7 @@ class Tabs:
             await websocket.close()
 
     def _environment(self, width: int, height: int) -> dict[str, str]:
-        """Return the environment of a tab's process. It has the server's key, which a command line would reveal."""
+        """Return the environment of a tab's process. It has the server's key: a command line would reveal the key."""
         variables = {name: value for name, value in os.environ.items() if name not in _OF_A_TERMINAL}
         return {
             **variables, SERVER_KEY: self._key, "TEXTUAL_DRIVER": TAB_DRIVER, "COLUMNS": str(size_of(width, 80)),

@@ -47,7 +47,7 @@ class ClientRequest:
 
 @dataclass
 class _Fields:
-    """The keys of a request that were not read yet; `known` lists the keys that are supported."""
+    """A reader of a request's keys. `left` has the keys that were not read so far, and `known` all supported keys."""
 
     left: dict[str, Any]
     known: set[str] = field(default_factory=set)
@@ -246,7 +246,7 @@ def _stream_options(name: str, value: object) -> bool:
 
 
 def _effort(name: str, value: object) -> bool:
-    """Return whether the model should think. Levels of effort are not distinguished."""
+    """Return whether the model should think, by the level of `reasoning_effort`. Levels of thinking do not differ."""
     if value not in ("none", "minimal", "low", "medium", "high"):
         raise RequestRefused(f"'{name}' must be none, minimal, low, medium or high, not {shown(value)}.", name)
     return value not in ("none", "minimal")

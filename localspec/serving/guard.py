@@ -35,9 +35,9 @@ class Guard:
     """A guard in front of an ASGI application.
 
     Requests through the user's own socket need no key, because the socket's file mode protects it. All other requests
-    need the `key`, and are refused if `key` is None. A web page can send requests to this machine. If the page's domain
-    name points here, they look like requests to its own site (DNS rebinding). So the headers `Host` and `Origin` must
-    name this machine.
+    need the `key`, and are refused if `key` is None. The headers `Host` and `Origin` must name this machine, because
+    web pages can send requests to it, too. If the domain name of a page points to this machine (DNS rebinding), only
+    `Host` shows that.
     """
 
     def __init__(self, app: ASGIApp, key: str | None) -> None:

@@ -166,7 +166,7 @@ class Connection(H11Protocol):
     _last_cycle: object = ...  # the request at the previous check; None if there was none
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to watch the connection."""
+        """Start the timer of `_look`. Close the connection at once if the port has too many connections."""
         super().connection_made(transport)
         connection = transport.get_extra_info("socket")
         if connection.family == getattr(socket, "AF_UNIX", None):

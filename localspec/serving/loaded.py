@@ -248,8 +248,7 @@ class LoadedModels:
         return self._loaded[card.name]
 
     def _unpark(self) -> None:
-        """Free the caches kept for earlier conversations, because their memory could change the device or packing
-        chosen for the next model."""
+        """Free the caches of earlier conversations. Their memory could change the next model's device or packing."""
         for loaded in self._loaded.values():
             loaded.engine.forget_parked()
 

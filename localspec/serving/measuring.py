@@ -122,8 +122,7 @@ def _reply(engine: ServerEngine, prompt: str, settings: Settings, max_tokens: in
 def _figures(
     replies: Sequence[TimedReply], firsts: Sequence[TimedReply], prompts: int, comparable: bool
 ) -> dict[str, Any]:
-    """Return the measurements of one server, compared with the first server's. A figure that was not measured is
-    None."""
+    """Return one server's measurements, compared with the first server's. An unknown figure is None."""
     whole, whole_quartiles = spread([reply.whole for reply in replies if reply.whole])
     speed, speed_quartiles = spread([reply.speed for reply in replies if reply.speed])
     first, first_quartiles = spread([reply.first for reply in replies if reply.text])

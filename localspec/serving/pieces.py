@@ -1,4 +1,4 @@
-"""Reads a server's reply, which may be hostile: pieces of text, the proposers of tokens, and figures."""
+"""Reads the messages in a server's reply: texts, the drafters of tokens, and figures. Any message may be invalid."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -154,7 +154,7 @@ def number(value: object) -> float | None:
 
 
 def proposed(localspec_fields: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return the token ids in `localspec_fields`, and the proposer of each; both empty if missing or invalid."""
+    """Return the token ids in `localspec_fields`, and which drafter proposed each; both empty if missing or invalid."""
     tokens, sources = localspec_fields.get("token_ids"), localspec_fields.get("token_sources")
     if not isinstance(tokens, list) or not isinstance(sources, list) or len(tokens) != len(sources):
         return (), ()

@@ -159,8 +159,7 @@ class Ticket:
 
 
 class EngineRoom(threading.Thread):
-    """The thread of the engines. `opening` returns the models, and registers in its ExitStack what to close when the
-    thread ends.
+    """The thread that uses the engines. `opening` returns the models; its ExitStack is closed when the thread ends.
 
     After `idle` seconds without a request, `end` is called once. If the thread cannot continue, `end` is called as
     well, and `failure` is a sentence with the reason.

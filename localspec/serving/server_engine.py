@@ -1,4 +1,4 @@
-"""A server in the place of an engine of this process. The server's messages are turned into an engine's events."""
+"""Replies from a server instead of an engine in this process. The server's messages become an engine's events."""
 
 import json
 import os
@@ -83,7 +83,7 @@ class ServerEngine:
 
     @property
     def exactness(self) -> "ServerEngine":
-        """Return this object, because its method `label` says how exact replies are."""
+        """Return the object whose method `label` says how exact replies are. Here it is the engine itself."""
         return self
 
     def label(self, rule: Rule) -> str:
@@ -118,7 +118,7 @@ class ServerEngine:
         return ServerReport(self, sampling, load_seconds)
 
     def lend_core(self, lent: bool) -> None:
-        """Do nothing: another process computes."""
+        """Do nothing, because the model runs in another process."""
 
     # -- replies ------------------------------------------------------------------------------------------------------
 
@@ -190,9 +190,9 @@ class ServerEngine:
             yield from reply.events(self._wait(link, reply))
 
     def _wait(self, link: Link, reply: ServerReply) -> Iterator[Head | bytes | None]:
-        """Yield what `link` receives until `wanted` returns False. Raises SilentServer after too long a wait.
+        """Yield what `link` receives, as long as the function `self.wanted` returns True.
 
-        A comment in the stream only shows that the server is alive.
+        Raises SilentServer if no text has arrived for too long. Comments in the stream do not count as text.
         """
         notice_at = FIRST_NOTICE
         for arrival in link.arrivals():

@@ -153,7 +153,7 @@ class ServerReply:
             yield END
 
     def _without_end(self) -> str:
-        """Return a sentence about a reply that is too long; empty for a normal length."""
+        """Return a sentence if the reply is too long; empty for a normal length."""
         token_count = len(self._tokens) or self._pieces
         if self._most is not None and token_count > PIECES_A_TOKEN * self._most + PIECES_MORE:
             return f"{self._where} sends more than the {self._most} requested tokens; the rest is not read."
@@ -184,7 +184,7 @@ class ServerReply:
             self._pieces, self._length = self._pieces + 1, self._length + len(piece.text + piece.reasoning)
 
     def _prefill(self) -> Iterator[Event]:
-        """Yield the event that the server has read the prompt, once per reply. Only a text or the end proves it."""
+        """Yield, once per reply, the event that the prompt was read. This is certain when a text or the end arrives."""
         if not self._prefilled:
             self._prefilled = True
             yield Prefill(0, 0, self._dropped)

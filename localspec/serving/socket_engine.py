@@ -125,8 +125,7 @@ class SocketEngine:
 
     @property
     def exactness(self) -> Any:
-        """The object whose `label` says how exact replies are: this one, or the engine that was loaded in this
-        process."""
+        """The engine whose method `label` says how exact replies are: this one, or its replacement in this process."""
         return self if self._local is None else self._local.exactness
 
     def label(self, rule: Rule) -> str:
@@ -152,7 +151,7 @@ class SocketEngine:
 
     @property
     def count_tokens(self) -> Callable[[str], int] | None:
-        """Return a function that counts the tokens of a text; None for `localspec run`."""
+        """Return a function that counts the tokens of a text; None for `localspec run`, which loads no tokenizer."""
         return self._count_tokens if self._chats else None
 
     def _count_tokens(self, text: str) -> int:
@@ -160,7 +159,7 @@ class SocketEngine:
 
     @property
     def decode(self) -> Callable[[Sequence[int]], str] | None:
-        """Return a function that decodes token ids; None for `localspec run`."""
+        """Return a function that decodes token ids; None for `localspec run`, which loads no tokenizer."""
         return self._files[0].tokenizer.decode if self._chats else None
 
     def sampling(self, settings: Settings) -> Any:
