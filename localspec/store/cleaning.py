@@ -71,7 +71,7 @@ def vacuum(connection: sqlite3.Connection, path: Path | None) -> None:
 
 @contextmanager
 def without_triggers(connection: sqlite3.Connection, table: str) -> Iterator[None]:
-    """Drop a table's triggers within this context, in a transaction: SQLite then empties the table page by page."""
+    """Drop a table's triggers within this context, which is faster: SQLite can then empty the table page by page."""
     query = "SELECT name, sql FROM sqlite_master WHERE type = 'trigger' AND tbl_name = ?"
     triggers = connection.execute(query, (table,)).fetchall()
     for name, _ in triggers:
@@ -85,7 +85,7 @@ _PIECE = 2**20  # bytes overwritten at a time
 
 
 def remove_copied(file: Path) -> bool:
-    """Overwrite and delete `file`, the text copied last in a chat; return False if missing. Raises LocalspecError."""
+    """Overwrite and delete `file`, the last text copied in a chat. Return False if missing. Raises LocalspecError."""
     try:
         erase(file)
     except FileNotFoundError:

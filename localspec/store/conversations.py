@@ -109,7 +109,7 @@ class Turn:
 
     @property
     def typed(self) -> str:
-        """The typed part of the prompt."""
+        """The part of the prompt that the user typed, without the text of files."""
         return self.prompt[self.typed_from :]
 
     @property
@@ -122,9 +122,9 @@ class Turn:
 class ConversationInfo(NamedTuple):
     """A conversation without its turns; times are in seconds since 1970.
 
-    If `named`, the user gave the `title`. Otherwise localspec made it from the first prompt: safe, on one short line.
-    `branch_of` is the id of the conversation from which this one branched. `source` is None if unknown, or if a chat
-    has continued a conversation of `run`.
+    If `named`, the user gave the `title`. Otherwise localspec made a short title from the first prompt. `branch_of` is
+    the id of the conversation from which this one branched. `source` says where its prompts come from. It is None if
+    unknown, or if `chat` has continued a conversation of `run`.
     """
 
     id: int
@@ -167,7 +167,7 @@ class Saved(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A search result: a conversation, its newest turn with all the words, and a line around a word, safe to print."""
+    """A search result: a conversation, its newest turn with all the words, and one line of text around a word."""
 
     info: ConversationInfo
     turn: int
@@ -199,9 +199,9 @@ def info_from(row: tuple[Any, ...]) -> ConversationInfo:
 
 
 def parting_of(connection: sqlite3.Connection, *pair: int) -> tuple[Turn | None, Turn | None] | None:
-    """Return the first turns in which two conversations differ; None stands for the end of a conversation.
+    """Return the first turns in which two conversations differ. None stands for the end of a conversation.
 
-    Return both last turns if the conversations are equal, and None if a conversation does not exist (any more).
+    Return both last turns if the conversations are equal, and None if one of the conversations does not exist.
     """
     if connection.execute("SELECT count(*) FROM conversation WHERE id IN (?, ?)", pair).fetchone()[0] < len({*pair}):
         return None
@@ -262,7 +262,7 @@ _FILLER = re.compile(
 
 
 def title_of(prompt: str) -> str:
-    """Return a title: the first words of a prompt, without greetings and filler, on one safe line."""
+    """Return a title: the first words of a prompt, without greetings and filler, on one line that is safe to print."""
     whole = title = one_line(prompt)
     is_question = False
     while match := _FILLER.match(title):

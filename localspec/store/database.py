@@ -64,7 +64,7 @@ class NoRoom(StoreTrouble):
 
 
 class Database:
-    """An open database. It may be used from any thread; calls wait for each other.
+    """An open database. Any thread may use it; only one call runs at a time.
 
     `read_only` is True if nothing can be saved. `path` is None if the database is only in memory. At each save
     localspec tries again to write the file. If that succeeds, the database is in the file and writable again.
@@ -115,7 +115,7 @@ class Database:
     def why_lost(self) -> str:
         """A sentence that says why saved data will be lost when this process ends.
 
-        The sentence is empty if the data is in a file, or if the file failed after it was opened.
+        It is empty if the data is in a file, or if the file was found to be broken only after it was opened.
         """
         if self.path is not None or not self._why:
             return ""
@@ -131,7 +131,10 @@ class Database:
             self._connection.close()
 
     def read(self, work: Work[Result]) -> Result:
-        """Return the result of `work`, which gets the connection and may be called twice. Raises StoreTrouble."""
+        """Return the result of `work`, which gets the connection. Raises StoreTrouble.
+
+        If the file is broken, a new one replaces it, and `work` is called again.
+        """
         with self._lock:
             try:
                 return work(self._connection)
@@ -158,7 +161,7 @@ class Database:
     def save(self, work: Work[Result]) -> Result:
         """Do `work` in one transaction: either everything is saved or nothing.
 
-        `work` may be called twice. Raises StoreTrouble.
+        As in `read`, `work` may be called twice. Raises StoreTrouble.
         """
         self.reach_file()
         if self.read_only:
@@ -205,10 +208,9 @@ class Database:
         return self.save(delete_and_mark)
 
     def overwrite_deleted(self, clause: str) -> None:
-        """Overwrite deleted text in the file. If the file is large, the next start does this, and `unfinished` is a
-        notice about it.
+        """Overwrite deleted text in the file. In a large file the next start does that, as `unfinished` says.
 
-        Raises StoreTrouble if overwriting fails. Its sentence begins with a `clause` about the deletion.
+        Raises StoreTrouble if overwriting fails. Its sentence begins with `clause`, which says what was deleted.
         """
         if problem := self.empty_log() if self.unfinished else self._write_anew(wait=True):
             with contextlib.suppress(StoreTrouble):
@@ -338,7 +340,7 @@ def _make_directory(path: Path) -> None:
 
 @contextlib.contextmanager
 def _patience(connection: sqlite3.Connection, wait: bool) -> Iterator[None]:
-    """Do not wait for other processes within this context, unless `wait` is set."""
+    """Set within this context whether SQLite waits for other processes that use the file (`wait`), or fails at once."""
     connection.execute(f"PRAGMA busy_timeout = {opening.BUSY_SECONDS * wait * 1000:.0f}").fetchone()
     try:
         yield

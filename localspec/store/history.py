@@ -39,7 +39,7 @@ if sys.platform != "win32":
 
 
 class Presence:
-    """The mark, a file lock, by which other windows know which conversation is open in this window.
+    """A lock in a file that shows other windows which conversation is open in this window.
 
     Each window holds a shared lock on one byte of a file; the byte's offset is the conversation's id. The system
     releases the lock when the process ends, for any reason. On Windows, other windows are not noticed.
@@ -55,7 +55,7 @@ class Presence:
         self._open: int | None = None
 
     def enter(self, conversation: int | None) -> bool:
-        """Mark a conversation, and no other, as open in this window. Return whether another window has it open, too."""
+        """Mark this conversation as the only one open in this window. Return whether another window has it open."""
         if not self._path or conversation == self._open:
             return False
         previous, self._open, alone = self._open, conversation, True
@@ -114,8 +114,8 @@ class WentOn(LocalspecError):
 class History:
     """The conversations in a database. It may be used from any thread; every call may raise StoreTrouble.
 
-    `database` says whether conversations outlast this process. `presence` marks the conversation that is open in this
-    window. Characters that SQLite cannot store or would stop at are replaced: lone surrogates and NUL.
+    `database` is where they are saved, perhaps only in memory. `presence` marks the conversation that is open in this
+    window. SQLite cannot store lone surrogates, and stops at NUL, so these characters are replaced.
     """
 
     def __init__(self, database: Database) -> None:
@@ -140,13 +140,13 @@ class History:
         asked: float | None = None,
         source: Source = "chat",
     ) -> tuple[int, int]:
-        """Begin a turn. Return the ids of its conversation and of the turn.
+        """Save the prompt of a new turn. Return the ids of its conversation and of the turn.
 
         A new conversation is made if `conversation` is None or was deleted. The new turn replaces the turn `instead`,
         which is deleted unless another process has answered it. If `newest` is given, but another turn is the newest of
         the conversation, WentOn is raised and nothing changes. `asked` is the time of the prompt, by default now.
-        `source` is the origin of the prompt. If a chat continues a conversation of `run`, the conversation counts as a
-        chat and as one of `run` from then on.
+        `source` says where the prompt comes from. If `chat` continues a conversation of `run`, both can continue it
+        from then on.
         """
         now = time.time()
         conversation_values = (_storable(model), None if system is None else _storable(system), now)
@@ -306,8 +306,8 @@ class History:
     def search(self, words: str, limit: int = 50) -> list[Found]:
         """Return the conversations with a turn that contains all the words, and the newest such turn of each.
 
-        Titles that the user gave are searched as well, as a part of the newest turn. Words are separated by white space
-        and may contain any characters. Case does not matter, nor how accents are encoded.
+        If a title that the user gave contains the words, the conversation is found, too, with its newest turn. Words
+        are separated by white space and may contain any characters. Case does not matter, nor how accents are encoded.
         """
         terms = folded_words(_storable(words))
         match = index_query(_storable(words).split())

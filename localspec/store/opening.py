@@ -27,12 +27,12 @@ Notice: TypeAlias = Callable[[str], None]
 
 
 class Schema(NamedTuple):
-    """The tables of a database, made by `migrations`. The first migration sets the file's version to `first`, later
-    migrations raise it by 1 each.
+    """The tables of a database, made by `migrations`. The first migration sets the file's version (PRAGMA user_version)
+    to `first`, and each later one raises it by 1.
 
-    The version is PRAGMA user_version. `probes` are quick queries that fail if a table is damaged. If a file turns out
-    to be broken during a session, `carry_over` copies its readable part into a new file and returns a description. Then
-    `refill` adds the rows that the session needs.
+    `probes` are quick queries that fail if a table is damaged. If a file is found to be damaged during a session,
+    `carry_over` copies its readable rows into a new file, and returns a text that says what was copied. Then `refill`
+    adds the rows that the running session needs.
     """
 
     migrations: Sequence[Work[None]]

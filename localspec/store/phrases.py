@@ -1,4 +1,4 @@
-"""The phrases of replies, in one pool for each model and tokenizer. They are private text, word for word."""
+"""Saves phrases: token sequences of replies, which are drafted again later. Each model and tokenizer has one pool."""
 
 import os
 import sqlite3
@@ -19,12 +19,11 @@ SORTED_PAGE = 20_000  # phrases per page, each of which sorts the whole pool
 
 
 class Phrase(NamedTuple):
-    """A phrase: the tokens `after` a context. `key` packs the last two tokens of the context, `before` up to six
-    earlier ones.
+    """A phrase: the tokens `after` a context. The context is `before`, up to six tokens, then the two tokens in `key`.
 
-    The phrase was used `uses` times, last in `conversation` (None for an unsaved conversation), and accepted as a draft
-    in `served` replies. `look_up` does not set `conversation` and `served`. If `uses` is 0, the phrase comes from a
-    refused draft in `conversation`.
+    The phrase was used `uses` times, last in `conversation` (None for an unsaved conversation). If `uses` is 0, it
+    comes from a draft that was refused in `conversation`. As a draft it was accepted in `served` replies. `look_up`
+    sets neither `conversation` nor `served`.
     """
 
     key: int
@@ -73,7 +72,7 @@ def unpack_tokens(packed: bytes) -> tuple[int, ...]:
 def make_pools(connection: sqlite3.Connection) -> None:
     """Make the tables of pools and phrases.
 
-    `served` is the number of replies in which a phrase was accepted, `conversation` the id of the last that used it.
+    In `phrase`, `served` counts the replies that accepted the phrase, and `conversation` is the last one that used it.
     """
     connection.execute(
         """CREATE TABLE pool (
@@ -141,13 +140,13 @@ class Phrases:
         make: bool = True,
         earlier: str | None = None,
     ) -> int | None:
-        """Return the id of the pool of this model and tokenizer hash. Make the pool if it is missing.
+        """Return the id of the pool for this model and the hash of its tokenizer. Make the pool if it is missing.
 
         Return None if the pool is missing and cannot be made: `make` is False, or the file is read-only. `path` is the
-        model's directory, which is saved so that phrases can be displayed as text. A pool of the same directory under
-        another name also belongs to the model. `earlier` is the hash of the same tokenizer and weights in an earlier
-        version of localspec. If `earlier` is given, the hash `tokenizer` covers the weights, too, and a pool with this
-        hash belongs to the model under any name. Raises StoreTrouble.
+        model's directory, which is saved so that phrases can be displayed as text. A pool with the same directory is
+        found even under another model name. If `earlier` is given, the hash `tokenizer` covers the weights, too, and a
+        pool with this hash is found under any name. `earlier` is the hash that an earlier version of localspec made of
+        the same tokenizer and weights. Raises StoreTrouble.
         """
         directory = None if path is None else os.fspath(path)
         parameters = {
@@ -222,11 +221,10 @@ class Phrases:
         refused: Sequence[tuple[int, bytes, bytes]] = (),
         conversation: int | None = None,
     ) -> None:
-        """Save the phrases (key, before, after) of one reply, if any, the oldest first. Raise the uses of known
-        phrases.
+        """Save the phrases (key, before, after) of one reply, the oldest first. Known phrases get one more use.
 
-        Phrases from `refused` drafts are saved with 0 uses. The `used` phrases were accepted in this reply: they count
-        as used now, and their `served` is raised by one. `conversation` is the id of the reply's conversation.
+        The phrases in `used` were accepted as drafts. They count as just used, and their `served` grows by 1. The
+        phrases in `refused` drafts are saved with 0 uses. `conversation` is the id of the reply's conversation.
         Afterwards at most 16 phrases per key and `limit` in all stay; the least recently used are dropped first. Raises
         StoreTrouble if nothing could be saved; the store stays usable.
         """

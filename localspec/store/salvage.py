@@ -55,7 +55,7 @@ def _join(target: sqlite3.Connection, gaps: Sequence[Gap]) -> None:
 
 
 def _account(source: sqlite3.Connection, target: sqlite3.Connection, gaps: bool, phrase_count: int | None) -> str:
-    """Return "3 of 4 conversations, 70 of 90 phrases and 5 measurements" that were copied; empty if nothing was.
+    """Return what was copied: "3 of 4 conversations, 70 of 90 phrases and 5 measurements"; empty if nothing was.
 
     Lost conversations are found in an index of the file. `phrase_count` counts the file's phrases; None if unknown.
     """

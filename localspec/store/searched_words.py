@@ -13,10 +13,10 @@ TRIGRAMS = 60
 
 
 def fold(text: str) -> str:
-    """Return a text in lower case, with the same encoding for characters that look the same.
+    """Return a text in lower case, with the same encoding for characters that look the same (NFC).
 
-    É is é, however its accent is encoded, and ß is ss. As in earlier versions, İ and ı are i. Characters that look
-    different stay different (NFC): ² is not 2, and … is not three dots.
+    So É becomes é, with an accent that is part of the character, and ß becomes ss. As in earlier versions, İ and ı
+    become i. Characters that look different stay different: ² does not become 2, nor … three dots.
     """
     if text.isascii():
         return text.lower()
@@ -45,7 +45,7 @@ def span(word: str, text: str) -> tuple[int, int] | None:
         return begin, end
 
     def unfolded(length: int) -> int:
-        """Return the largest n for which the folded text[:n] has at most `length` characters."""
+        """Return how many characters at the beginning of `text` have at most `length` characters after folding."""
         return bisect_right(range(len(text) + 1), length, key=lambda count: len(fold(text[:count]))) - 1
 
     last = unfolded(end)

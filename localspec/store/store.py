@@ -97,7 +97,7 @@ def _is_measured(value: object) -> bool:
 
 
 class Store:
-    """The open store. It may be used from any thread; calls wait for each other.
+    """The open store. Any thread may use it; only one call runs at a time.
 
     `history` has the conversations, `drafts` the unsent prompts, `phrases` the pools of phrases, and `measurements` the
     measurements of this machine.
@@ -126,7 +126,7 @@ class Store:
         known: dict[int, PoolNames] = {}
 
         def refill(connection: sqlite3.Connection) -> None:
-            """Insert the pools that this session uses, with the ids that they had in the broken file."""
+            """Insert the pools that this session uses into the new file, with the same ids as in the broken file."""
             connection.executemany(
                 "INSERT OR IGNORE INTO pool (id, model, tokenizer, path, created, used) VALUES (?, ?, ?, ?, 0, 0)",
                 ((pool, *names) for pool, names in known.items()),
@@ -148,7 +148,7 @@ class Store:
         self._database.close()
 
     def raise_damage(self) -> None:
-        """Make each call that finds damage in the file raise StoreTrouble; the readable part is saved before that."""
+        """Raise StoreTrouble from now on in each call that finds damage in the file, after saving the readable part."""
 
         def stop(sentence: str) -> None:
             raise StoreTrouble(sentence)
