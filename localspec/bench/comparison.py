@@ -28,7 +28,7 @@ from localspec.weights.recipe import draft_in_words
 
 @dataclass(frozen=True)
 class ComparedRow:
-    """One line of the table: the choice to load, the requested nodes, and the acceptance rule."""
+    """A row of the table: the choice to load, the requested nodes (tokens) of draft trees, and the acceptance rule."""
 
     choice: Choice
     nodes: int | Literal["auto"]
@@ -162,11 +162,11 @@ def run_rows(
 ) -> list[list[Statistics]]:
     """Return one list of replies for each compared row, with `repeat` replies to each prompt.
 
-    `engines` and `sampling` have one entry for each row. In a turn, every row answers one prompt. Before each turn,
-    `until` is called with the number of finished turns: true ends the bench. Otherwise `before_turn` is called. After
-    each turn the `timer` times forwards. `at_most` limits the displayed remaining seconds. The first reply of each row
-    does not count; its limits are `warm_up`, if given. Each reply comes from a new engine, because text learned in one
-    reply would make the next reply faster.
+    `engines` and `sampling` have one entry for each row. In a turn, every row answers one prompt. Each reply comes from
+    a new engine, because text learned in one reply would make the next one faster. Before each turn, `until` gets the
+    number of finished turns. If it returns True, the bench ends; otherwise `before_turn` is called. After each turn,
+    `timer` times forwards. The first reply of each row does not count; `warm_up` are its limits, if given. The
+    displayed remaining time is at most `at_most()` seconds.
     """
     began = time.monotonic()
     for number, (engine, row_sampling) in enumerate(zip(engines, sampling, strict=True), start=1):

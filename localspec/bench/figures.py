@@ -18,7 +18,9 @@ ROUNDS = 3  # at each look
 
 @dataclass(frozen=True)
 class RowCosts:
-    """The costs of forwards by their rows (new tokens), in multiples of a forward of one row, which takes `unit` s."""
+    """The costs of forwards by their rows (new tokens), relative to a forward of one row. That one takes `unit`
+    seconds.
+    """
 
     rows: tuple[int, ...]
     costs: tuple[float, ...]
@@ -80,12 +82,11 @@ def of_row(
 ) -> dict[str, Any]:
     """Return the figures of one row of the report. A figure is None if nothing was measured for it.
 
-    `replies` and the `plain` replies answer all prompts once or several times, in the same order; `categories` are the
-    kinds of the prompts. A decode step reads `read_bytes` from memory, at `bandwidth` bytes per second. Each reply is
-    compared with plain decoding, and the median of the ratios is given, never a ratio of two medians. Texts are
-    compared if they are `comparable`; rules other than `exact` give other texts. With the `costs` of this run's
-    forwards, `speedup_limit` is the largest speedup that the acceptance lengths allow. A higher speedup is not
-    `reliable`.
+    `replies` and the `plain` replies answer all prompts once or several times, in the same order. `categories` are the
+    kinds of text of the prompts. A decode step reads `read_bytes` from memory, whose `bandwidth` is in bytes per
+    second. The speedup is the median of the ratios of each reply to its plain reply. Texts are compared only if they
+    are `comparable`, because rules other than `exact` change them. From the `costs` of forwards follows
+    `speedup_limit`, the largest possible speedup. A row with a higher speedup is not `reliable`.
     """
     prompts = len(categories)
     pairs = [
@@ -157,10 +158,11 @@ def _costs(reply: Statistics, plain: Statistics) -> tuple[float, float, float]:
 
 
 def _limits(pairs: Sequence[tuple[Statistics, Statistics]], costs: RowCosts) -> list[float | None]:
-    """Return the highest possible speedups: acceptance length × plain step ÷ the reply's step without drafting.
+    """Return the highest possible speedup of each reply: the speedup if drafting took no time.
 
-    Each pair is a reply and the plain reply to the same prompt. A limit is None if the pair's forwards were not counted
-    by rows. Both steps include Python's work between forwards: without it small models would seem to exceed the limit.
+    It is acceptance length × plain step ÷ step without drafting. Each pair is a reply and the plain reply to the same
+    prompt. A limit is None if the pair's forwards were not counted by rows. Both steps include Python's work between
+    forwards, because for small models the limit would be too low without it.
     """
     counted = [(reply, plain) for reply, plain in pairs if reply.rows and plain.rows]
     host = _median([(plain.decode_seconds - plain.verify_seconds) / plain.steps for _, plain in counted])
@@ -184,7 +186,7 @@ def _acceptance_length(replies: Sequence[Statistics]) -> float | None:
 def _acceptance_by_depth(replies: Sequence[Statistics]) -> list[float]:
     """Return the acceptance rate at each depth of draft trees, averaged over all replies.
 
-    The weight of a reply at a depth is its drafted nodes times its acceptance rates at all smaller depths.
+    Replies are weighted by their drafted nodes times their acceptance rates at all smaller depths.
     """
     depths: list[list[tuple[float, float]]] = []
     for reply in replies:

@@ -22,10 +22,10 @@ class BenchPrompt:
 
 
 def read(file: Path) -> list[BenchPrompt]:
-    """Read JSONL, {"turns": ["…"]} or {"prompt": "…"} per line with optional "id" and "category", or one prompt per
-    line.
+    """Read prompts from JSONL or from a text with one prompt per line.
 
-    Raises UsageMistake for a file in neither form, or without a prompt.
+    A line of JSONL is {"turns": ["…"]} or {"prompt": "…"}, with optional "id" and "category". Raises UsageMistake for a
+    file that is neither, or has no prompt.
     """
     try:
         lines = decoded(read_bytes(file, pipe=True)).split("\n")

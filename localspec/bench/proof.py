@@ -84,7 +84,7 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Proof:
-    """The result of a proof: how many `replies` were compared, and how many are the `same`, up to a first `divergence`.
+    """The result of a proof: `same` of `replies` replies were equal. A `divergence` ends the comparison.
 
     `rows` is the number of rows of the widest forward; `drafted` and `accepted` count tokens.
     """
@@ -107,7 +107,7 @@ class Proof:
 
     @property
     def precision(self) -> str:
-        """The model's precision and its grade of sameness, such as `bf16, bitwise`."""
+        """The model's precision, and how exact replies are, such as `bf16, bitwise`."""
         return f"{precision_in_words(self.dtype, self.quantize, self.bits_per_weight)}, {self.exactness}"
 
 

@@ -65,7 +65,6 @@ class Lane:
         """Return the seconds of decoding so far, or within the first `seconds` of this lane's work.
 
         The result is None while the prompt is read. Decoding begins with the first token and ends with the last.
-        Tokens/s and speedup count only decoding, because both lanes read the same prompt.
         """
         if not self.moments or (seconds is not None and seconds < self.moments[0].seconds):
             return None

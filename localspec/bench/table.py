@@ -27,7 +27,7 @@ LONGEST_BAR, SHORTEST_BAR = 36, 4  # columns
 
 
 def of(report: dict[str, Any], width: int = WIDTH, details: bool = False) -> str:
-    """Return the report as lines of at most `width` columns: a sentence, a chart and a table; or with all details."""
+    """Return the report as lines of at most `width` columns: a sentence, a chart and a table; `details` adds more."""
     rows = report["rows"]
     lines = [*wrapped(sentence(rows), width), "", *_bars(rows, width), "", *_by_text(rows, width)]
     lines += wrapped(f"{report['model']} · {label(report)}", width)
@@ -39,7 +39,7 @@ def of(report: dict[str, Any], width: int = WIDTH, details: bool = False) -> str
 
 
 def _notes(report: dict[str, Any], details: bool) -> Iterator[str]:
-    """Yield the sentences without which the report's figures would be misleading."""
+    """Yield sentences about anything that makes the report's figures less reliable or comparable."""
     rows, machine = report["rows"], report["machine"]
     for row in rows:
         if row["off_reason"]:
