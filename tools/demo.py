@@ -40,7 +40,7 @@ def greet(name, greeting="Hello"):
 def localspec(*arguments: str, captured: bool = False) -> subprocess.CompletedProcess[str]:
     """Run localspec in a child process. Its output is captured or shown.
 
-    If the child was interrupted, or its reader is gone, end this process with the child's exit code and no message.
+    If the child was interrupted, or the program that reads its output ended, exit with the child's exit code.
     """
     sys.stdout.flush()
     command = [sys.executable, "-m", "localspec", *arguments]

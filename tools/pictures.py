@@ -56,9 +56,9 @@ class Terminal:
         os.write(self._file, keys.encode())
 
     def until(self, test: Callable[[str], bool], seconds: float = 120, every: float = 0.0) -> float:
-        """Read until `test` accepts the text on the screen; return the seconds since the start. Exit after `seconds`.
+        """Read the program's output until `test` accepts the text on the screen; return the seconds since the start.
 
-        Look at the screen once in `every` seconds, because looking takes time from the program that is measured.
+        Exit after `seconds`. `test` is called at most once in `every` seconds, because it takes time from the program.
         """
         looked = -every
         while True:
@@ -84,7 +84,7 @@ class Terminal:
         self._stream.feed(data)
 
     def leave(self) -> None:
-        """Press Ctrl+Q, and read until the program has ended. Without a reader of its output, it would not end."""
+        """Press Ctrl+Q, and read until the program has ended. It would wait for ever if nobody read its output."""
         self.send("\x11")
         self.until(lambda _: self.process.poll() is not None, time.perf_counter() - self.began + 60, every=0.05)
 

@@ -1,4 +1,4 @@
-"""A release, made and tried but not published: `make release`. Only its wheels: `make wheels`.
+"""Makes and tests a release, but does not publish it: `make release`. Only the wheels: `make wheels`.
 
 Wheels for every platform of the native library come into dist/, with SHA256SUMS. For a release, version and changelog
 must agree, the sdist must give the same wheel as this tree, and the wheel of this machine must answer a question.
@@ -57,8 +57,7 @@ def build_wheels(dist: Path) -> dict[str, Path]:
 
 
 def complaints(version: str, changelog: str, changes: str) -> list[str]:
-    """Return the reasons against a release, by the version, the changelog's top entry and the output of `git
-    status`."""
+    """Return the reasons why this version cannot be released. `changes` is the output of `git status`."""
     reasons = []
     if not re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", version):
         reasons.append(f"localspec/__init__.py has version {version!r}; a release has one such as 1.2.3 or 1.2.3rc1.")
