@@ -158,7 +158,7 @@ class MeasurementCache:
 
     @cached_property
     def idle(self) -> bool:
-        """Whether other programs left all cores idle since the cache was opened. The first use decides this once."""
+        """Whether other programs left all cores idle since the cache was opened, measured once at the first use."""
         time.sleep(max(0.0, self._opened + LOOK_SECONDS - time.monotonic()))
         return self._idle_cores() == physical_cores()
 

@@ -228,7 +228,7 @@ class Budget:
         return (seconds + plain) / (tokens + 1)
 
     def verify_seconds(self, context: int) -> Callable[[int], float]:
-        """Return a function from a number of rows to the seconds of verifying them, divided by `slowness`."""
+        """Return a function from a number of rows to the seconds of verifying them, without the present `slowness`."""
         costs = self._costs
         return (lambda rows: 0.0) if costs is None else lambda rows: costs.at(rows, context) / costs.slowness
 

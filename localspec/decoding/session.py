@@ -370,8 +370,10 @@ class _Reply:
             )
 
     def _report_pace(self, step: Step, count: int, seconds: float) -> None:
-        """Record a step for the speedup: it ended `seconds` after the previous one, with `count` tokens for the
-        reply."""
+        """Record the time of a step for the speedup. `count` of its tokens belong to the reply.
+
+        `seconds` is the time since the end of the previous step.
+        """
         assert step.tree is not None
         context = len(self.session.tokens) - len(step.committed)
         drafting = step.draft_seconds + step.learn_seconds

@@ -1,4 +1,4 @@
-"""DSpark: a block of mask tokens as in DFlash, each row corrected by the token before it, and a confidence of each row.
+"""DSpark: DFlash with two more heads. One corrects each row by the token before it, the other estimates a confidence.
 
 text   a    b    c      root  mask  mask       Unlike in DFlash, each row predicts the token after it. The root's row
 rows                    t     t'    t''        does too, so d rows propose d tokens.

@@ -146,11 +146,12 @@ def probe(
     progress: Callable[[float], None] = lambda _: None,
     most: int | None = None,
 ) -> list[MeasuredLayers]:
-    """Return the best layers to keep for each number of layers, from all but one down to a quarter.
+    """Return the best layers to keep for decreasing numbers of layers, down to a quarter of the layers.
 
-    Layers are removed one at a time. A round tries to remove each layer, and removes the one without which the first
-    candidate equals the target's next token most often. Of equally good subsets the one with more outer layers wins.
-    `progress` is called with the finished share of the work. `most` is about the largest number of forwards.
+    Layers are removed in rounds. A round leaves out one layer at a time, and measures how often the others' first
+    candidate is the target's next token. It then removes the layer that is needed least, or several if `most`, about
+    the largest number of forwards, is small. If only the outer layers would be as good, they are kept instead.
+    `progress` is called with the finished share of the work.
     """
     return finished(probing_layers(target, replies, most), lambda step: progress(step.share))
 

@@ -18,10 +18,10 @@ COLUMNS, PHRASE = 8, 4  # of the window of a target: most columns, tokens of a p
 
 
 class Lookahead(Textless):
-    """Lookahead decoding's window (Fu et al. 2024, §3.1): probe nodes that give a pool phrases of `phrase` tokens.
+    """The window of lookahead decoding (Fu et al. 2024, §3.1). It gives a pool phrases of `phrase` tokens.
 
-    The window has `columns` columns and `phrase` - 1 levels, one below the other; level 0 is a chain below the root.
-    With three columns and phrases of three tokens:
+    Its nodes are probes: they are computed, but never accepted. The window has `columns` columns and `phrase` - 1
+    levels, one below the other; level 0 is a chain below the root. With three columns and phrases of three tokens:
 
         level 0   root ─ a ─ b ─ c        position = depth: a is one position after the root, b and d two, …
         level 1          │   │   │        a d x is a phrase, where x is the model's pick at d.
