@@ -44,7 +44,7 @@ def test_of_a_table_that_is_too_wide_whole_columns_are_left_out():
     assert table(rows, width=3)[1] == "de…"
     assert table(rows, width=36, whole={3})[1] == "demo  14.5 MiB  Apache-2.0"
     assert table(rows, width=36)[2:] == []
-    assert table(rows, width=30)[2:] == [wording("room_path_which_json"), "has them"]
+    assert table(rows, width=30)[2:] == folded(wording("room_path_which_json"), 30)
     assert table(rows, width=17)[2:] == [wording("no_room_for"), "LICENSE, PATH;", wording("which_json_has")]
 
 
