@@ -58,10 +58,9 @@ LONG = 1000  # tokens that take seconds to read
 
 def converse(flags: SharedFlags, prompt: str | None) -> int:
     """Read prompts from standard input until it ends, and answer each. Raises the errors of opening the model."""
-    progress = _LineProgress()
     if isinstance(sys.stdin, TextIOWrapper):  # bytes that are not text are no reason to stop
         sys.stdin.reconfigure(encoding=None if sys.stdin.isatty() else "utf-8-sig", errors="replace")
-    with cleared_up_when_ended(), ExitStack() as at_the_end:
+    with _LineProgress() as progress, cleared_up_when_ended(), ExitStack() as at_the_end:
         script = piped()  # then the conversation counts as one of `run`, also for --continue
         resume = "last of run" if script and flags.resume == "last" else flags.resume
         start = begin(flags.settings, resume, at_the_end, progress)

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -712,6 +713,8 @@ def test_a_model_that_cannot_be_had(talk, home, hello, messages, broken, how, co
     assert kept(home)[0].info.model == str(hello.path)
     result = talk("one", f"/model {name}", "two")
     assert (result.code, result.out) == (code, "Hello!\n") and told(result, hello)[1:] == [mistake]
+    timers = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+    assert all(timer.finished.is_set() for timer in timers)  # none will name a wait that is over
 
 
 def test_the_one_before_continues_and_not_the_first(talk, home, hello, broken):
