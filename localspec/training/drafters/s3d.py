@@ -43,6 +43,7 @@ from localspec.nn.adapters import Adapters
 from localspec.nn.cache import TextPrefix
 from localspec.nn.losses import cross_entropy
 from localspec.nn.target import Target
+from localspec.quantities import counted
 from localspec.training.trainable import (
     PROBE_SECONDS,
     Batch,
@@ -366,8 +367,8 @@ class Trainable(TrainableDrafter):
         listed, constants = _listed(chosen.layers), priced[rows]
         hopeless = "" if best.speedup > 1 else "No number of layers is expected to make replies faster here. "
         sentence = (
-            f"{hopeless}Drafting {chosen.gamma} tokens at a time with {len(chosen.layers)} of {layers} layers "
-            f"({listed}) and verifying {rows} rows should reach {chosen.speedup:.2f} times the speed of plain "
+            f"{hopeless}Drafting {counted(chosen.gamma, 'token')} at a time with {len(chosen.layers)} of {layers} "
+            f"layers ({listed}) and verifying {rows} rows should reach {chosen.speedup:.2f} times the speed of plain "
             "decoding. This follows from S3D's formula with "
             f"{'the acceptance measured before training' if replies else 'the value of U that the paper gives'}, "
             f"a discount of {constants.discount:.2f} "
