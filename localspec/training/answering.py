@@ -65,7 +65,7 @@ class Reply:
 def answerer(
     card: TargetCard, settings: Settings, batch: int | None, store: Store | None, reporter: Reporter
 ) -> "BatchAnswerer":
-    """Return a loaded model that answers prompts with these settings, `batch` prompts at a time if `batch` is given.
+    """Return a model that answers prompts with these settings, `batch` prompts at a time if `batch` is given.
 
     Raises UsageMistake if this model and device cannot answer in batches of a given size, and the errors of choosing
     and loading a model.

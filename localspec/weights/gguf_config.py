@@ -198,8 +198,7 @@ def differences(first: ModelConfig, second: ModelConfig) -> str:
 
 
 def _same_in_gguf(first: ModelConfig, second: ModelConfig) -> bool:
-    """Return whether a GGUF file cannot tell two models' families apart, or both are text parts of one multimodal
-    family."""
+    """Return whether two models' families use the same GGUF form, or are text parts of one multimodal family."""
     first_family, second_family = (FAMILIES[config.model_type] for config in (first, second))
     larger = ({*family.classes.values(), *family.inside} for family in (first_family, second_family))
     return (first_family.gguf is not None and first_family.gguf is second_family.gguf) or bool(
