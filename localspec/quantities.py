@@ -78,7 +78,8 @@ def pace_in_words(speed: float, measured: bool, ratio: float | None) -> tuple[st
 
 def m_words(m: float, rule: str) -> str:
     """Return the cost-effectiveness M of a drafter, and the rule that chose it: `M 1.07, chosen by speed`."""
-    return f"M {m:.2f}, chosen by {'M' if rule == 'memory' else rule}"
+    criterion = "M" if rule == "memory" else rule
+    return f"M {m:.2f}, chosen by {criterion}"
 
 
 def speedup(ratio: float) -> str:

@@ -87,7 +87,8 @@ def figure(report: dict[str, Any]) -> str:
         for row in report["rows"]
         if row["tokens_per_second"]
     ]
-    title = f"{report['model']}: tokens/s, plain and speculative"
+    model = report["model"]
+    title = f"{model}: tokens/s, plain and speculative"
     return _drawn(title, f"{label(report)} · {report['machine']['versions']}", bars)
 
 

@@ -137,7 +137,8 @@ def prove(model: str, settings: "Settings", prompts: int, max_tokens: int, repor
                 divergence = _divergence(plain, case, expected, actual, max_tokens)
                 break
             compared += 1
-            reporter.progress(f"reply {min(compared // 2 + 1, replies)} of {replies}")
+            number = min(compared // 2 + 1, replies)
+            reporter.progress(f"reply {number} of {replies}")
     return Proof(
         model=card.name, revision=plain.revision, drafter=choice.drafter, device=choice.device, engine=choice.engine,
         dtype=choice.dtype, quantize=choice.quantize, bits_per_weight=round(choice.bits, 3) or None,

@@ -189,15 +189,15 @@ def opponents(
 def sentences(lanes: Sequence[Lane], outcome: RaceResult) -> Iterator[str]:
     """Yield the sentences about the result of a race."""
     plain, fast = lanes
-    speeds = f"{fast.tokens_per_second:.1f} tokens/s after the first token instead of {plain.tokens_per_second:.1f}"
+    speed, of_plain, with_drafts = fast.tokens_per_second, plain.tokens_per_second, fast.name
     if outcome.speedup is None:
         yield (
-            f"{fast.tokens_per_second:.1f} tokens/s {fast.name} and {plain.tokens_per_second:.1f} by plain decoding "
-            f"after the first token; they cannot be compared: {outcome.why_not}."
+            f"After the first token: {speed:.1f} tokens/s {with_drafts}, and {of_plain:.1f} by plain decoding. They "
+            f"cannot be compared: {outcome.why_not}."
         )
     else:
         ratio = speedup(outcome.speedup)
-        yield f"{ratio} {fast.name} ({speeds})"
+        yield f"{ratio} {with_drafts} ({speed:.1f} tokens/s after the first token instead of {of_plain:.1f})"
         if ratio == "as fast":
             yield "Drafts cost as much time here as they save."
         elif outcome.speedup < 1:

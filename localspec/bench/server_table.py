@@ -44,23 +44,24 @@ def sentence(rows: Sequence[dict[str, Any]]) -> str:
     if not answered:
         return "No server answered, so there is no speed to show."
     if len(rows) == 1:
-        first, rate = f"the first token comes after {rows[0]['first_token_s']:.2f} s", rows[0]["tokens_per_second"]
-        first = first if rate is None else f"{first}, and the others at {rate:.1f} tokens/s"
-        return f"{row_name(rows[0])} gives {rows[0][WHOLE]:.1f} tokens/s of whole replies: {first}."
+        server, speed, seconds = row_name(rows[0]), rows[0][WHOLE], rows[0]["first_token_s"]
+        rate = rows[0]["tokens_per_second"]
+        whole = f"{server} gives {speed:.1f} tokens/s of whole replies: the first token comes after {seconds:.2f} s"
+        return f"{whole}." if rate is None else f"{whole}, and the others at {rate:.1f} tokens/s."
     others = [row for row in rows[1:] if row["speedup"]]
     if not others:
-        return (
-            f"{row_name(answered[0])} gives {answered[0][WHOLE]:.1f} tokens/s of whole replies, but no other "
-            "speed is known to compare it with."
-        )
+        server, speed = row_name(answered[0]), answered[0][WHOLE]
+        return f"{server} gives {speed:.1f} tokens/s of whole replies, but there is no other speed to compare it with."
     best = max(others, key=lambda row: row["speedup"])
-    speeds = f"{best[WHOLE]:.1f} and {rows[0][WHOLE]:.1f} tokens/s of whole replies"
-    return f"{row_name(best)} against {row_name(rows[0])}: {speedup(best['speedup'])} ({speeds})."
+    server, first, speed, of_first = row_name(best), row_name(rows[0]), best[WHOLE], rows[0][WHOLE]
+    speeds = f"whole replies at {speed:.1f} instead of {of_first:.1f} tokens/s"
+    return f"{server} against {first}: {speedup(best['speedup'])} ({speeds})."
 
 
 def row_name(row: dict[str, Any]) -> str:
     """Return the name of a server in sentences and bars: its program and its address."""
-    return one_line(f"{row['program'] or 'the server'} at {row['name']}")
+    program, address = row["program"] or "the server", row["name"]
+    return one_line(f"{program} at {address}")
 
 
 def _bars(rows: Sequence[dict[str, Any]], width: int) -> Iterator[str]:

@@ -14,7 +14,7 @@ WIDTH = 100
 _MEANINGS = (
     (("tokens/s", "speedup"), "medians and quartiles of the replies"),
     (("τ",), "tokens per step"),
-    (("draft", "verify", "host"), "time of each part of a step, in units of a plain step"),
+    (("draft", "verify", "host"), "time of each part of a step, in units of a whole step without drafts"),
     (("limit",), "share of the speed that the memory's bandwidth allows without speculation"),
     (("M",), "speedup ÷ relative memory"),
     (("same",), "replies with the same tokens as plain decoding"),
@@ -43,9 +43,11 @@ def _notes(report: dict[str, Any], details: bool) -> Iterator[str]:
     rows, machine = report["rows"], report["machine"]
     for row in rows:
         if row["off_reason"]:
-            yield f"{_name(row)} switched drafting off: {row['off_reason']}"
+            reason = row["off_reason"]
+            yield f"{_name(row)} switched drafting off: {reason}"
         if row["identical_prompts"] is not None and row["identical_prompts"] < row["prompts"]:
-            yield f"{_name(row)} gave the same text for {row['identical_prompts']} of {row['prompts']} prompts."
+            same, every = row["identical_prompts"], row["prompts"]
+            yield f"{_name(row)} gave the same text for {same} of {every} prompts."
         if row["reliable"] is False:
             yield (
                 f"! {_name(row)} is unreliable: its acceptance allows a speedup of {number(row['speedup_limit'])}, but "
@@ -78,7 +80,8 @@ def _details(report: dict[str, Any], width: int) -> list[str]:
         )
     for row in (row for row in rows if row.get("draft_model")):
         form = f" ({row['draft_form']})" if row.get("draft_form") else ""  # earlier reports lack it
-        notes.append(f"{_name(row)} drafts with {row['draft_model']}{form}{_hyperparameters(row)}")
+        small_model = row["draft_model"]
+        notes.append(f"{_name(row)} drafts with {small_model}{form}{_hyperparameters(row)}")
     lines = [*wrapped(fact, width), "", *_figures(rows, width)]
     return [*lines, *(line for note in notes for line in wrapped(note, width)), *_depths(rows, width)]
 
@@ -86,12 +89,14 @@ def _details(report: dict[str, Any], width: int) -> list[str]:
 def label(report: dict[str, Any]) -> str:
     """Return the precision and the machine of the measurements."""
     precision = precision_in_words(report["dtype"], report["quantize"], report.get("bits_per_weight"))
-    sampling = f"temperature {report['temperature']:g}, seed {report['seed']}" if report["temperature"] else "greedy"
+    temperature, seed, most = report["temperature"], report["seed"], report["max_tokens"]
+    sampling = f"temperature {temperature:g}, seed {seed}" if temperature else "greedy"
+    exactness, prompts, too_long = report["exactness"], report["prompts"], report["left_out"]
     return (
-        f"{precision}, {report['exactness']} · {report['prompts']} prompts"
+        f"{precision}, {exactness} · {prompts} prompts"
         + (f" × {report['repeat']}" if report["repeat"] > 1 else "")
-        + (f" ({report['left_out']} too long for the context)" if report["left_out"] else "")
-        + f", {report['max_tokens']} tokens at most, {sampling}"
+        + (f" ({too_long} too long for the context)" if too_long else "")
+        + f", {most} tokens at most, {sampling}"
     )
 
 
@@ -108,7 +113,8 @@ def sentence(rows: Sequence[dict[str, Any]]) -> str:
         return f"Plain decoding gave {plain:.1f} tokens/s while other programs disturbed it, so no speedup is reliable."
     best = max(reliable, key=lambda row: row["speedup"])
     # Each figure is a separate median, so the speedup need not be the quotient of the two speeds.
-    speeds = f"the medians are {best['tokens_per_second']:.1f} and {plain:.1f} tokens/s"
+    speed = best["tokens_per_second"]
+    speeds = f"the medians are {speed:.1f} tokens/s with drafts and {plain:.1f} without"
     ratio = speedup(best["speedup"])
     if not ratio.endswith("faster"):
         return f"Nothing here is faster than plain decoding: {row_name(best)} is {ratio} ({speeds})."
@@ -157,7 +163,8 @@ def _hyperparameters(row: dict[str, Any]) -> str:
     if row["nodes"] == "auto":
         parts.append(f"drafts of {counted(chosen['draft'], 'token')}")
     if kind_of(row["drafter"]).has_phrases:
-        parts.append(f"{counted(chosen['phrases'], 'phrase')} of {chosen['phrase']} tokens")
+        phrases, length = counted(chosen["phrases"], "phrase"), chosen["phrase"]
+        parts.append(f"{phrases} of {length} tokens")
         parts.append(f"a window of {counted(chosen['window'], 'column')}" if chosen["window"] else "no window")
     return "".join(f", {part}" for part in parts)
 
@@ -243,7 +250,7 @@ def _by_text(rows: Sequence[dict[str, Any]], width: int) -> list[str]:
     return [
         *wrapped("Speedup over plain decoding (1: as fast), with tokens per step in brackets:", width),
         *columns(["kind of text", *map(_name, drafting)], lines, width),
-        *([f"and {omitted} more kinds of text, in --json"] if omitted > 0 else []),
+        *([f"--json also shows {omitted} more kinds of text"] if omitted > 0 else []),
         "",
     ]
 

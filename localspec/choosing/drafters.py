@@ -132,7 +132,9 @@ def expected_of_pair(share: float) -> Acceptance:
     """Return the expected acceptance of a small model whose step reads `share` times the bytes of the target's step."""
     shares, chances = zip(*PAIRS, strict=True)
     chance = cost.linear(shares, chances, min(share, shares[-1]))
-    return Acceptance.chain([chance] * LONGEST_CHAIN, "as in published pairs of about this ratio of bytes")
+    return Acceptance.chain(
+        [chance] * LONGEST_CHAIN, "as published for pairs of models whose sizes have about this ratio"
+    )
 
 
 def speed(

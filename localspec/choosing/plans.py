@@ -468,8 +468,9 @@ def explained(plan: RunPlan, ranked: Sequence[RunPlan], named: bool = False) -> 
     memory = "measured peak" if plan.peak_measured else "predicted"
     sentence = f"{name} in {plan.precision}: {_pace(plan)} ({basis}), M {plan.cost_effectiveness:.2f} ({memory} memory)"
     if (replies := plan.candidate.replies) is not None and plan.candidate.name != "none":
-        number = f" in {counted(replies.replies, 'reply', 'replies')}" if replies.replies else ""
-        sentence += f", {replies.length:.2f} tokens/step as measured here{number}"
+        number = counted(replies.replies, "reply", "replies")
+        basis = f"as measured in {number} here" if replies.replies else "as measured here"
+        sentence = f"{sentence}, {replies.length:.2f} tokens/step {basis}"
     elif plan.candidate.name != "none" and not plan.nodes:
         sentence += "; drafts are expected to cost more than they save, so they are made only where they should pay"
     elif (acceptance := plan.candidate.acceptance) is not None and plan.candidate.name != "none":
@@ -479,8 +480,8 @@ def explained(plan: RunPlan, ranked: Sequence[RunPlan], named: bool = False) -> 
         return sentence
     why = "memory is short" if plan.rule == "memory" else "memory is plentiful"
     why = "the setting drafter_rule says so" if plan.rule_named else why
-    by = "M" if plan.rule == "memory" else "speed"
-    return f"{sentence}; chosen by {by}, since {why}{_others(plan, ranked)}"
+    criterion = "M" if plan.rule == "memory" else "speed"
+    return f"{sentence}; chosen by {criterion}, since {why}{_others(plan, ranked)}"
 
 
 def expert_words(plan: RunPlan) -> str:
@@ -489,7 +490,7 @@ def expert_words(plan: RunPlan) -> str:
         return ""
     read, every = map(amount, plan.active)
     disk = disk_words(plan)
-    return f"; {read} of {every} parameters are read for a token{disk and f'; {disk}'}"
+    return f"; {read} of {every} parameters are read for each token{disk and f'; {disk}'}"
 
 
 def disk_words(plan: RunPlan) -> str:
@@ -501,8 +502,10 @@ def disk_words(plan: RunPlan) -> str:
         return clause
     if plan.disk_measured:
         return f"{clause}, so a token takes about {plan.slowed:.1f} times as long"
-    assumed = f"if the disk reads {cost.DISK / 1e9} GB/s, as assumed"
-    return f"{clause}, so a token takes about {plan.slowed:.1f} times as long {assumed}"
+    speed = cost.DISK / 1e9
+    return (
+        f"{clause}, so a token takes about {plan.slowed:.1f} times as long if the disk reads {speed} GB/s, as assumed"
+    )
 
 
 def _pace(plan: RunPlan) -> str:
@@ -541,8 +544,8 @@ def why_idle(name: str, chosen: RunPlan, others: Iterable[tuple[Device, RunPlan 
     if isinstance(there, LocalspecError):
         return f"{gpu.name} is not used: {there}"
     if there.fits:
-        pace = f"{_pace(there)} there, and {_pace(chosen)} on {chosen.precision.device.name}"
-        return f"{gpu.name} is not used: {name} should reach {pace}."
+        pace, other, cpu = _pace(there), _pace(chosen), chosen.precision.device.name
+        return f"{gpu.name} is not used: {name} should reach {pace} there, and {other} on {cpu}."
     needed, usable = distinct(gib, there.bytes, gpu.usable)
     return (
         f"{gpu.name} is not used: {name} needs {needed} GiB there in {there.precision}, and {usable} GiB may be used."

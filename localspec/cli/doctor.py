@@ -109,7 +109,7 @@ def _prove(model: str, settings: Settings, prompts: int, max_tokens: int, as_jso
         raise LocalspecError(proof.divergence.sentence(proof.precision))
     if not as_json:
         accepted = f"{proof.accepted} of {proof.drafted} drafted tokens accepted"
-        details = f"{proof.precision}; widths up to {proof.rows} rows; {accepted}"
+        details = f"{proof.precision}; up to {proof.rows} rows per step; {accepted}"
         print(f"✓ {proof.same} of {proof.replies} replies are the same, token for token ({details})")
     return 0
 
@@ -228,7 +228,7 @@ def _page(survey: _Survey, verbose: bool, width: int | None) -> Iterator[str]:
     yield ""
     yield from _machine(survey)
     yield ""
-    yield f"Models, by quality{'; measured while other programs ran' if _busy(survey) else ''}:"
+    yield "Models, by quality; measured while other programs ran:" if _busy(survey) else "Models, by quality:"
     by_quality = sorted(survey.recommendations, key=lambda pair: pair.quality, reverse=True)
     rows = [
         ["MODEL", "FITS", "TOKENS/S", "DRAFTS", "M", "DOWNLOAD", "BY"],  # a narrow terminal leaves out the last ones
@@ -246,9 +246,10 @@ def _page(survey: _Survey, verbose: bool, width: int | None) -> Iterator[str]:
         yield "* marks gated models: you must accept their terms at the hub before you can fetch them."
     if verbose:
         yield "M is speedup ÷ relative memory, against the fastest plain decoding of the same model that fits."
-        for name, pair in (("Chosen from the models here", survey.chosen), ("Recommended", survey.recommended)):
+        for title, pair in (("Chosen from the models here", survey.chosen), ("Recommended", survey.recommended)):
             if pair is not None:
-                yield f"{name}: {pair.card.name}{', gated' * pair.gated}: {pair.reason}."
+                model = f"{pair.card.name}, gated" if pair.gated else pair.card.name
+                yield f"{title}: {model}: {pair.reason}."
 
 
 def _busy(survey: _Survey) -> bool:
@@ -280,7 +281,8 @@ def _advice(survey: _Survey) -> Iterator[str]:
 def _sentence_about_experts(pair: Recommendation) -> str:
     if pair.plan is None or pair.plan.active is None:
         return ""
-    return f"The model is a mixture of experts: {expert_words(pair.plan).removeprefix('; ')}."
+    facts = expert_words(pair.plan).removeprefix("; ")
+    return f"The model is a mixture of experts: {facts}."
 
 
 def _speed(pair: Recommendation) -> str:
@@ -288,8 +290,9 @@ def _speed(pair: Recommendation) -> str:
     pace, gain = expected_pace(pair.plan.speed, pair.plan.measured), speedup(pair.speedup or 1.0)
     if pair.drafts and gain == "as fast":
         return f"{pace}; drafts are not expected to help"
-    faster = f", {gain} with {pair.plan.candidate.name}" if pair.drafts else ""
-    return f"{pace}{faster}, {m_words(pair.plan.cost_effectiveness, pair.plan.rule)}"
+    drafter = pair.plan.candidate.name
+    speed = f"{pace}, {gain} with {drafter}" if pair.drafts else pace
+    return f"{speed}, {m_words(pair.plan.cost_effectiveness, pair.plan.rule)}"
 
 
 def _machine(survey: _Survey) -> Iterator[str]:

@@ -99,7 +99,11 @@ def test_at_a_narrow_terminal_nothing_is_broken(two, width, left_out):
     heads = next(line for line in lines if line.startswith("drafter"))
     text = " ".join(" ".join(lines).split())
     assert (wording("room_which_json", left_out=left_out) in text) is bool(left_out)
-    for head, meaning in (("limit", "limit: share of"), ("M", "M: speedup"), ("draft", "in units of a plain step")):
+    for head, meaning in (
+        ("limit", "limit: share of"),
+        ("M", "M: speedup"),
+        ("draft", "in units of a whole step without drafts"),
+    ):
         assert (head in heads.split()) is (meaning in text) is (head not in left_out.split(", "))
     plain, fast = (line.count("█") for line in lines if "█" in line)
     assert 0 < plain < fast <= table.LONGEST_BAR

@@ -347,7 +347,7 @@ def test_a_reason_names_precision_speed_m_the_rule_and_their_sources() -> None:
     assert explained(named, [named, PLAIN]).endswith(wording("chosen_by_m_as_the_setting_says"))
     replies = replace(PHRASES.candidate, replies=ReplyStats(1.3, 4, 0.0, peak=GIB))
     assert explained(replace(PHRASES, candidate=replies), [PLAIN]) == wording("explained_phrases_as_measured")
-    for count, words in ((1, "as measured here in 1 reply;"), (12, "as measured here in 12 replies;")):
+    for count, words in ((1, "as measured in 1 reply here;"), (12, "as measured in 12 replies here;")):
         counted = replace(replies, replies=ReplyStats(1.3, 4, 0.0, peak=GIB, replies=count))
         assert words in explained(replace(PHRASES, candidate=counted), [PLAIN])
     lost = explained(replace(PHRASES, nodes=0), [PHRASES, PLAIN])
@@ -470,7 +470,7 @@ def test_experts_without_room_in_memory_stay_on_the_disk_and_a_clause_says_how_s
     plan = next(one for one in ranked if one.candidate.name == "none")
     assert plan.fits is (on_disk is not None) and (plan.on_disk > 0) is (on_disk is not False)
     words = explained(plan, ranked)
-    assert "; 3.04 B of 30.5 B parameters are read for a token" in words
+    assert "; 3.04 B of 30.5 B parameters are read for each token" in words
     if on_disk is None:
         in_experts = in_four_bits([one for one in MIXTURE.linears if ".experts." in one[0]], MIXTURE.num_layers)
         assert plan.on_disk == pytest.approx(in_experts / 2, rel=0.05)

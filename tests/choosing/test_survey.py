@@ -185,7 +185,7 @@ def test_a_sentence_says_why_a_better_mixture_is_not_taken(gib, free, gigabytes,
     assert found is not None and found.card.name == taken
     words = survey.mixture_words(found, every)
     assert re.search(passed_over, words) if passed_over else words == ""
-    assert found.plan is not None and ("are read for a token" in found.reason) == (found.plan.active is not None)
+    assert found.plan is not None and ("are read for each token" in found.reason) == (found.plan.active is not None)
 
 
 def test_a_mixture_with_terms_to_accept_has_no_sentence() -> None:

@@ -268,7 +268,7 @@ def test_what_this_machine_has_and_what_fits(doctor, invented):
     assert idle.startswith(f"mps is not used: {best} needs ")
     assert idle_until_then.startswith(wording("mps_is_not_used"))
     assert re.fullmatch(
-        r"The model is a mixture of experts: [\d.]+ B of [\d.]+ B parameters are read for a token;? ?.*\.", experts
+        r"The model is a mixture of experts: [\d.]+ B of [\d.]+ B parameters are read for each token;? ?.*\.", experts
     )
     assert f", license {registry.known()[best].license}: " in take
     assert fetch == wording("fetch_it_with_localspec_pull", best=best) and re.search(
