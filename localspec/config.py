@@ -174,7 +174,8 @@ class Settings:
         if origin.startswith(PREFIX):
             return f"{origin}={_shown(value)}"
         if origin == TYPED:
-            return f"{origin} {name.replace('_', '-')} {_shown(value)}"
+            setting = name.replace("_", "-")
+            return f"{origin} {setting} {_shown(value)}"
         if origin == "default" or origin.startswith("--"):
             return f"--{name.replace('_', '-')} {_shown(value)}"
         return f"{name} = {_shown(value)} in {origin}"
@@ -244,8 +245,8 @@ def changed(settings: Settings, name: str, text: str) -> Settings:
     except ValueError as error:
         # 1e999 is read as infinity
         typed = shortened(text.strip(), LONGEST_SHOWN) if isinstance(raw, int | float) else _shown(raw)
-        shown = f"{TYPED} {name.replace('_', '-')} {typed}"
-        raise UsageMistake(f"{shown} must be {error}; give another value.") from None
+        setting = name.replace("_", "-")
+        raise UsageMistake(f"{TYPED} {setting} {typed} must be {error}; give another value.") from None
     return replace(settings, **{name: value}, origins={**settings.origins, name: TYPED})
 
 

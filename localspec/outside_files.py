@@ -79,7 +79,7 @@ def parse_toml(source: bytes) -> dict[str, Any]:
     except RecursionError:
         raise ValueError("lists or tables are nested too deeply") from None
     except ValueError as error:
-        if "integer string conversion" in str(error):  # Python's own limit, whose message is for programmers
+        if "integer string" in str(error):  # Python's own limit, whose message is for programmers
             raise ValueError("a number has too many digits") from None
         raise
 

@@ -24,7 +24,7 @@ ELSEWHERE = (
     "This conversation is also open in another window, which does not show what you say here. If you "
     "write in both, the second window continues in a separate conversation."
 )
-Resumed = int | Literal["last", "last of run"]  # the conversation to continue; "last" is for a chat
+Resumed = int | Literal["last", "last run"]  # the conversation to continue; "last" is for a chat
 SAVE_SECONDS = 1.0  # most seconds of a reply that are lost when its process is killed
 
 

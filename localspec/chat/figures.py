@@ -224,7 +224,10 @@ def tokens_a_step(tokens: float | None) -> str:
 
 def context_share(used: int, context: int) -> str:
     """Return how full the context is: `context 1 %`; empty if unknown."""
-    return f"context {max(1, round(100 * used / context))} %" if used and context else ""
+    if not (used and context):
+        return ""
+    share = max(1, round(100 * used / context))
+    return f"context {share} %"
 
 
 def drafting_off(reason: str | None, *, drafts: bool) -> str:
@@ -261,8 +264,8 @@ def seconds_words(seconds: float) -> str:
 
 def thought(tokens: int, seconds: float, *, still: bool = False) -> str:
     """Return how long the model thought: `thought for 3.1 s, 214 tokens`; if it `still` thinks, `thinking for …`."""
-    words = "thinking" if still else "thought"
-    return f"{words} for {seconds_words(seconds)}, {counted(tokens, 'token')}"
+    duration, number = seconds_words(seconds), counted(tokens, "token")
+    return f"thinking for {duration}, {number}" if still else f"thought for {duration}, {number}"
 
 
 def saved_thought(saved: Mapping[str, Any]) -> str:

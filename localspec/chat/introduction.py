@@ -104,9 +104,9 @@ def farewell(conversation: Conversation, title: str, unsent: str = "") -> str | 
     called = f"“{title.translate(UNSEEN)}”"  # it is printed to a shell, from where it may be copied
     typed = "your unsent prompt"
     if conversation.lasts:
-        lost = [*filter(None, (conversation.unsaved_words, typed if unsent else ""))]
-        but = f", but not {' nor '.join(lost)}" if lost else ""
-        return one_line(f"{called} is saved{but}; continue with: localspec chat --conversation {conversation.id}")
+        lost = " nor ".join(filter(None, (conversation.unsaved_words, typed if unsent else "")))
+        saved = f"{called} is saved, but not {lost}" if lost else f"{called} is saved"
+        return one_line(f"{saved}; continue with: localspec chat --conversation {conversation.id}")
     if conversation.unsaved:
         if unsent:
             return one_line(f"{called} and {typed} are not saved: {conversation.trouble}")

@@ -128,10 +128,10 @@ class Stories:
         uses = "used once" if phrase.uses == 1 else f"used {phrase.uses:,} times"
         if not phrase.uses:
             uses = "never used, learned from a refused draft"
-        where = "" if phrase.conversation is None else f", last in {self.title(phrase.conversation)}"
+        if phrase.conversation is not None:
+            uses = f"{uses}, last in {self.title(phrase.conversation)}"
         replies = "1 reply" if phrase.served == 1 else f"{phrase.served:,} replies"
-        served = f", correct in {replies}" if phrase.served else ""
-        return f"{uses}{where}{served}"
+        return f"{uses}, correct in {replies}" if phrase.served else uses
 
     def title(self, conversation: int) -> str:
         """Return the title of a conversation."""

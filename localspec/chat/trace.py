@@ -213,14 +213,16 @@ def overview(trace: Trace) -> str:
     tokens, steps = len(trace.tokens), trace.steps
     if not steps:
         return counted(tokens, "token")
-    return f"{counted(tokens, 'token')} in {counted(steps, 'step')}, {(tokens - 1) / steps:.1f} tokens/step"
+    all_tokens, all_steps, rate = counted(tokens, "token"), counted(steps, "step"), (tokens - 1) / steps
+    return f"{all_tokens} in {all_steps}, {rate:.1f} tokens/step"
 
 
 def proposers(trace: Trace) -> Iterator[tuple[str, str]]:
     """Yield all proposers of tokens, with counts in words, the largest number first."""
     total = len(trace.tokens)
     for source, count in trace.counts().items():
-        yield source, f"{source_name(source)} {count} ({count / total:.0%})"
+        proposer, share = source_name(source), count / total
+        yield source, f"{proposer} {count} ({share:.0%})"
 
 
 def visible(text: str) -> str:
@@ -232,9 +234,10 @@ def about(trace: Trace, piece: Piece) -> Iterator[str]:
     """Yield lines about a piece (one or a few tokens): its proposer, its step, and the refused drafts in its place."""
     place = trace.place(piece.first)
     total, several = len(trace.tokens), piece.after - piece.first > 1
-    which = f"tokens {piece.first + 1}–{piece.after}" if several else f"token {piece.first + 1}"
+    tokens = f"tokens {piece.first + 1}–{piece.after}" if several else f"token {piece.first + 1}"
     names = dict.fromkeys(source_name(trace.source(token)) for token in range(piece.first, piece.after))
-    yield f"{visible(piece.text)}  {which} of {total}, by {', '.join(names)}"
+    text, who = visible(piece.text), ", ".join(names)
+    yield f"{text}  {tokens} of {total}, by {who}"
     yield _step(trace, place)
     for token in range(piece.first, piece.after):
         token_place = trace.place(token)
@@ -248,9 +251,11 @@ def about(trace: Trace, piece: Piece) -> Iterator[str]:
 def _step(trace: Trace, place: TokenPlace) -> str:
     if not place.step:
         return "first token: it comes from reading the prompt, so nothing was drafted"
-    text = "".join(trace.texts(place.first, trace.tokens[place.first : place.after]))
-    gave = f"gave {counted(place.after - place.first, 'token')}: {visible(text)}"
-    return f"step {place.step} drafted {place.drafted} and {gave}" if place.drafted else f"step {place.step} {gave}"
+    text = visible("".join(trace.texts(place.first, trace.tokens[place.first : place.after])))
+    tokens, step = counted(place.after - place.first, "token"), place.step
+    if place.drafted:
+        return f"step {step} drafted {place.drafted} and gave {tokens}: {text}"
+    return f"step {step} gave {tokens}: {text}"
 
 
 def _refused(trace: Trace, token: int, refused: RefusedDraft) -> str:

@@ -65,7 +65,7 @@ def bench(
     ] = None,
     limit: Annotated[int | None, whole_number(help="Use this many prompts, from all categories.")] = None,
     max_tokens: Annotated[int, whole_number("--max-tokens", "-n", help="The longest reply, in tokens.")] = 128,
-    repeat: Annotated[int, whole_number(help="Number of times that all prompts are asked.")] = 1,
+    repeat: Annotated[int, whole_number(help="Ask all prompts this many times.")] = 1,
     server: Annotated[
         list[str] | None,
         typer.Option(
@@ -75,7 +75,7 @@ def bench(
         ),
     ] = None,
     tune: Annotated[
-        bool, typer.Option("--tune", help="Search how long the drafts of a draft model should be; takes minutes.")
+        bool, typer.Option("--tune", help="Search for the best length of a draft model's drafts; takes minutes.")
     ] = False,
     plotted: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Also draw the chart into a file: .svg or .png.")

@@ -52,9 +52,8 @@ def _import_folder(folder: Path, settings: Settings, as_json: bool) -> int:
     """Import every model of a folder. If a file cannot be imported, report it and continue."""
     models, others = models_below(folder), incomplete_below(folder)
     if not models and not others:
-        raise UsageMistake(
-            f"{str(folder)!r} is a directory without GGUF files; give another directory, or a GGUF file."
-        )
+        path = str(folder)
+        raise UsageMistake(f"{path!r} is a directory without GGUF files; give another directory, or a GGUF file.")
     progress, imported = Progress(), list[Imported]()
     for file, lacks in others.items():
         say(f"{file.name} is left out: {lacks}")

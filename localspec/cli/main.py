@@ -225,7 +225,8 @@ def _run(arguments: list[str]) -> int:
         if message := no_more_files(error):
             return _say(message)
         if isinstance(error, OSError) and error.filename is not None and error.strerror:
-            return _say(f"{os.fsdecode(error.filename)} cannot be used ({error.strerror}); correct that.")
+            path = os.fsdecode(error.filename)
+            return _say(f"{path} cannot be used ({error.strerror}); correct that, and try again.")
         return _say(f"Unexpected {type(error).__name__}: {error} ({_keep_traceback(error)}).")
     return result if isinstance(result, int) and not isinstance(result, bool) else 0
 

@@ -62,7 +62,7 @@ def converse(flags: SharedFlags, prompt: str | None) -> int:
         sys.stdin.reconfigure(encoding=None if sys.stdin.isatty() else "utf-8-sig", errors="replace")
     with _LineProgress() as progress, cleared_up_when_ended(), ExitStack() as at_the_end:
         script = piped()  # then the conversation counts as one of `run`, also for --continue
-        resume = "last of run" if script and flags.resume == "last" else flags.resume
+        resume = "last run" if script and flags.resume == "last" else flags.resume
         start = begin(flags.settings, resume, at_the_end, progress)
         if script:
             start.chat.conversation.source = "pipe"

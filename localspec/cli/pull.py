@@ -188,10 +188,8 @@ def planned_lines(planned: Planned) -> Iterator[str]:
             yield f"  {file.name}  {size(file.bytes)}{here}"
         yield from (f"  {note}" for note in part.notes)
     files = sum(len(part.files) for part in plan.parts)
-    yield (
-        f"{counted(files, 'file')}, {size(plan.bytes)}; {size(plan.cached_bytes)} cached already, "
-        f"{size(plan.fetch_bytes)} to fetch; {_free(plan.disk_free)}"
-    )
+    whole, cached, missing, free = *map(size, (plan.bytes, plan.cached_bytes, plan.fetch_bytes)), _free(plan.disk_free)
+    yield f"{counted(files, 'file')}, {whole}; {cached} cached already, {missing} to fetch; {free}"
     yield from _about(planned)
 
 

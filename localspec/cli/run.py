@@ -83,7 +83,7 @@ def _answer(flags: SharedFlags, question: ComposedPrompt, output: "_Output", sta
     with ExitStack() as at_the_end, Interrupt() as interrupt:
         at_the_end.callback(progress.clear)
         progress.show("starting")
-        start = begin(settings, "last of run" if flags.resume == "last" else flags.resume, at_the_end, progress)
+        start = begin(settings, "last run" if flags.resume == "last" else flags.resume, at_the_end, progress)
         card, _, conversation = start.chat
         conversation.source = "pipe" if piped() else "run"
         began = time.perf_counter()
@@ -207,7 +207,8 @@ def _speed(report: dict[str, Any], ratio: float | None) -> Iterator[str]:
     if report["completion_tokens"] is not None:
         tokens = counted(report["completion_tokens"], "token")
         if report["reasoning_tokens"]:
-            tokens += f", {report['reasoning_tokens']} of thinking in {seconds_words(timings['reasoning_s'])}"
+            thoughts, duration = report["reasoning_tokens"], seconds_words(timings["reasoning_s"])
+            tokens = f"{tokens}, {thoughts} of them for thinking ({duration})"
         yield tokens
     first = timings["first_token_s"]
     yield "first token within 0.1 s" if first < 0.1 else f"first token after {first:.1f} s"
@@ -219,7 +220,8 @@ def _origin(report: dict[str, Any], exactness: str) -> Iterator[str]:
     yield share_words(sources) if len(sources) > 1 else ""
     precision = precision_in_words(report["dtype"] or "", report["quantize"] or "none", report["bits_per_weight"])
     if precision:
-        yield f"{precision} on {report['device']}" if report["device"] else precision
+        device = report["device"]
+        yield f"{precision} on {device}" if device else precision
     yield NOT_CHECKED if exactness == "unchecked" else SAMENESS.get(exactness, exactness)
     if (peak := report["memory"]["peak_bytes"]) is not None:
         yield f"{size(peak)} of memory at most"

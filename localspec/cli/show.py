@@ -205,7 +205,8 @@ def _packed_facts(card: TargetCard, facts_so_far: Facts) -> Facts:
 def form_in_words(form: Form) -> str:
     """Return in words where another form of a model is published, by whom, its license and its size."""
     length = f", {size(form.bytes)}" if form.bytes else ""
-    return f"{form.source}, by {form.publisher or 'unknown'}, license {form.license or 'unknown'}{length}"
+    publisher, terms = form.publisher or "unknown", form.license or "unknown"
+    return f"{form.source}, by {publisher}, license {terms}{length}"
 
 
 def _drafter_in_words(drafter: PublishedDrafter) -> str:

@@ -109,7 +109,7 @@ def train(
         ),
     ] = None,
     epochs: Annotated[
-        float | None, typer.Option(metavar="N", help="Passes over the text; 1 if no limit is given.")
+        float | None, typer.Option(metavar="N", help="Passes over the training text; 1 if no limit is given.")
     ] = None,
     batch: Annotated[
         int | None, whole_number(metavar="TOKENS", most=MOST, help="Tokens per step; by default 4096.")
@@ -284,9 +284,9 @@ def _run_course(course: "Course", interrupt: Interrupt, progress: Progress) -> "
             if state.done >= STEADY and not expected / NOTABLE <= state.expected <= expected * NOTABLE:
                 expected = state.expected
                 progress.notice(f"at the present speed there will be about {expected:,} tokens of answers.")
+            answers, tokens = counted(state.replies, "answer"), counted(state.tokens, "token")
             progress.show(
-                f"{100 * state.done:.0f} %  {counted(state.replies, 'answer')} so far "
-                f"({counted(state.tokens, 'token')})"
+                f"{100 * state.done:.0f} %  {answers} so far ({tokens})"
                 + (f"; there is time for about {state.more} more" if state.more else "")
             )
         if (job := course.train()) is not None:
@@ -326,11 +326,11 @@ def _plan(course: "Course") -> Iterator[str]:
 
 
 def _verdict(verdict: "Verdict", directory: str) -> str:
-    result = (
-        f"on {counted(verdict.prompts, 'new prompt')} {verdict.drafter} was {_than(verdict.speedup)} plain decoding"
-    )
+    prompts, faster_than = counted(verdict.prompts, "new prompt"), _than(verdict.speedup)
+    result = f"on {prompts} {verdict.drafter} was {faster_than} plain decoding"
     if verdict.without != "none":
-        result = f"{result} and {_than(verdict.against)} {verdict.without}, which `auto` would use otherwise"
+        faster_than, other = _than(verdict.against), verdict.without
+        result = f"{result} and {faster_than} {other}, which `auto` would use otherwise"
     if verdict.kept:
         return f"Kept: {result}. `auto` may use it from now on."
     return f"Not kept: {result}. To use it anyway: --drafter {shlex.quote(directory)}"
@@ -390,9 +390,10 @@ def _drawn(report: dict[str, Any]) -> str:
 def _summary(report: dict[str, Any]) -> str:
     measured = report["measured_tokens"]
     caution = f" (on {measured} tokens only)" if measured < FEW else ""
+    kind, model, loss, duration = report["kind"], report["model"], report["loss"], _duration(report["seconds"])
+    steps, tokens = counted(report["steps"], "step"), counted(report["tokens"], "token")
     lines = [
-        f"{report['kind']} for {report['model']}: {counted(report['steps'], 'step')}, "
-        f"{counted(report['tokens'], 'token')}, {_duration(report['seconds'])}, loss {report['loss']:.3f}",
+        f"{kind} for {model}: {steps}, {tokens}, {duration}, loss {loss:.3f}",
         f"on texts not used in training, {_right(report['accuracy_by_depth'])}{caution}",
     ]
     for name, subject in (
@@ -400,14 +401,13 @@ def _summary(report: dict[str, Any]) -> str:
         ("acceptance_elsewhere", "on replies of all kinds"),
     ):
         if acceptance := report.get(name):
-            lines.append(
-                f"{subject}: {acceptance['length']:.2f} tokens per step with {acceptance['nodes']} nodes "
-                f"({counted(acceptance['replies'], 'reply', 'replies')}, {counted(acceptance['tokens'], 'token')})"
-            )
+            length, nodes = acceptance["length"], acceptance["nodes"]
+            replies, tokens = counted(acceptance["replies"], "reply", "replies"), counted(acceptance["tokens"], "token")
+            lines.append(f"{subject}: {length:.2f} tokens per step with {nodes} nodes ({replies}, {tokens})")
     if report["changes_target"]:
         before, after = report["perplexity"]
         lines.append(
-            f"training changed the target, made from {report['model']}: its perplexity on held-out text was "
+            f"training changed the target, made from {model}: its perplexity on held-out text was "
             f"{before:.3f} before and is {after:.3f} now"
         )
     return "\n".join(lines)

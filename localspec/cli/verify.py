@@ -58,7 +58,11 @@ def verify_model(
         ]
         if not result.problems:
             files = f"{counted(result.files, 'file')} {'agrees' if result.files == 1 else 'agree'}"
-            basis = "the digests recorded when it was pulled" if result.recorded else "their names in the cache"
+            basis = (
+                "the digests recorded when it was pulled"
+                if result.recorded
+                else "the digests in the cache's file names"
+            )
             typer.echo(one_line(f"{source} ({result.commit[:12]}): {files} with {basis}."))
     if problems or damaged:
         raise LocalspecError(f"{(problems + damaged)[0]}.")
@@ -119,11 +123,11 @@ def _changed_files(name: str, files: Sequence[Path], paths: Paths, listed: bool 
         if listed:
             typer.echo(one_line(f"{name}: {file} has sha256 {result.digest}, fingerprint {marks[file]}."))
     if not any(result.hidden_change for result in results.values()):
-        count = counted(len(results), "file")
+        all_files = counted(len(results), "file")
         if all(result.before == result.digest for result in results.values()):
-            typer.echo(one_line(f"{name}: {count} read, with the same content as last time."))
+            typer.echo(one_line(f"{name}: {all_files} read, with the same content as last time."))
         else:
-            typer.echo(one_line(f"{name}: {count} read and recorded, so the next `verify` notices any change."))
+            typer.echo(one_line(f"{name}: {all_files} read and recorded, so the next `verify` notices any change."))
     return [file for file, result in results.items() if result.hidden_change]
 
 
@@ -212,4 +216,4 @@ def _reading(subject: object) -> Iterator[Callable[[int, int], None]]:
     """Yield a function that shows how much of `subject` is read; its arguments are the bytes read and all bytes."""
     with Progress() as progress:
         progress.show(f"reading {subject}")
-        yield lambda done, total: progress.show(f"reading {subject}: {size(done)} of {size(total)}")
+        yield lambda read, whole: progress.show(f"reading {subject}: {size(read)} of {size(whole)}")

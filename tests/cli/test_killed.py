@@ -99,7 +99,7 @@ def test_every_finished_turn_is_there_on_resume(tmp_path, kills):
         killed = chat.process.poll() is None and chat.told.empty()
         chat.kill()
         with Store.open(Paths(tmp_path).database, pytest.fail) as store:
-            turns = saved_conversation(store.history, "last of run").turns
+            turns = saved_conversation(store.history, "last run").turns
         whole = [(turn.prompt, turn.reply.removesuffix("\n")) for turn in turns if turn.reason in ("stop", "length")]
         part = [turn for turn in turns if turn.reason is None]
         if whole[-1][0].startswith("And now"):  # the reply was finished before the kill

@@ -81,7 +81,7 @@ def test_continuing_with_the_last_one_and_with_another(run, home, hello, message
 
 
 def test_a_chat_continues_no_run_and_run_continues_no_chat(run, home, hello, monkeypatch):
-    def latest(which: Literal["last", "last of run"]) -> str:
+    def latest(which: Literal["last", "last run"]) -> str:
         with Store.open(Paths(home).database, pytest.fail) as store:
             return saved_conversation(store.history, which).turns[0].prompt
 
@@ -93,17 +93,17 @@ def test_a_chat_continues_no_run_and_run_continues_no_chat(run, home, hello, mon
     for name in ("at_a_terminal", "output_is_terminal"):
         monkeypatch.setattr(console, name, lambda: False)
         run("-m", hello.path, f"not {name}")
-        assert (latest("last"), latest("last of run")) == ("first chat", f"not {name}")
+        assert (latest("last"), latest("last run")) == ("first chat", f"not {name}")
         monkeypatch.setattr(console, name, lambda: True)
     with Store.open(Paths(home).database, pytest.fail) as store:
         store.history.say(None, "a chat", model=str(hello.path), system=None)
-    assert (latest("last"), latest("last of run")) == ("a chat", "not output_is_terminal")
+    assert (latest("last"), latest("last run")) == ("a chat", "not output_is_terminal")
     run("-c", "more")
     assert [len(conversation.turns) for conversation in kept(home)] == [2, 1, 1, 1, 1]
     assert latest("last") == "a chat"
     with Store.open(Paths(home).database, pytest.fail) as store:  # as if it was continued in a chat
         store.history.say(kept(home)[0].info.id, "and more", model=str(hello.path), system=None)
-    assert latest("last") == latest("last of run") == "not output_is_terminal"
+    assert latest("last") == latest("last run") == "not output_is_terminal"
 
 
 @pytest.mark.parametrize("which", [["-c"], ["--conversation", "1"]])

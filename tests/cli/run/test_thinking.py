@@ -51,7 +51,9 @@ def test_only_the_answer_goes_to_standard_output(run, home, switched):
     for flags in ([], ["--think"], ["--no-spec"], ["--drafter", "phrases"]):
         assert run("-m", switched.path, "hi", *flags) == (0, "Yes.\n", "")
     result = run("-m", switched.path, "hi", "--stats")
-    assert result.out == "Yes.\n" and re.search(r"9 tokens, 7 of thinking in (0\.\d|under 0\.1) s", result.err)
+    assert result.out == "Yes.\n" and re.search(
+        r"9 tokens, 7 of them for thinking \((0\.\d|under 0\.1) s\)", result.err
+    )
     conversation = kept(home)[0]
     assert said(conversation) == [("hi", "Yes.", "stop")] and conversation.turns[0].reasoning == "so it is."
     assert conversation.turns[0].figures["reasoning_tokens"] == 7
