@@ -83,10 +83,10 @@ def layers_of(options: AssistantOptions, target: TransformerConfig, context: int
         layer = lenders.get(window is not None)
         lent = None if layer is None else target.sizes_of(layer)
         if lent is None or (reader.num_kv_heads, reader.head_dim) != (lent.num_kv_heads, lent.head_dim):
+            others = "none" if lent is None else f"{lent.num_kv_heads} of {lent.head_dim}"
             raise UsageMistake(
                 f"The assistant reads {reader.num_kv_heads} key heads of {reader.head_dim} channels in a layer, but "
-                f"this model has {'none' if lent is None else f'{lent.num_kv_heads} of {lent.head_dim}'} there; name "
-                "the model that it was made for."
+                f"this model has {others} there; name the model that it was made for."
             )
         layers.append(replace(reader, keys_of=layer, keys_are_values=False))
     return replace(sizes, layer_sizes=tuple(layers), borrows=True, vocab_size=0, tied=True, logit_cap=0.0), rope

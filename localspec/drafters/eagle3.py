@@ -113,7 +113,9 @@ def layer_of(target: TransformerConfig, options: Eagle3Options, context: int) ->
         return _plain_layer(target), None
     sizes, rope, _ = described(options.config, context, "drafter's layer")
     if sizes.sliding_windows != (None,):
-        layers = "a layer with a window" if sizes.num_layers == 1 else f"{sizes.num_layers} layers"
+        layers = (
+            "a layer that sees only a window of the text" if sizes.num_layers == 1 else f"{sizes.num_layers} layers"
+        )
         raise UsageMistake(
             f"The drafter has {layers}, but EAGLE-3 has one layer that sees the whole text; use another drafter."
         )

@@ -160,7 +160,8 @@ def _tensors(names: Mapping[str, str], stored: Mapping[str, Sequence[StoredTenso
         parts = stored[name]
         whole = np.concatenate([part.floats(0, prod(part.shape)).reshape(part.shape) for part in parts])
         if not np.isfinite(whole).all():
-            raise damaged(parts[0].file, f"'{names[name]}' has NaN or inf")
+            tensor = names[name]
+            raise damaged(parts[0].file, f"the tensor '{tensor}' has NaN or inf")
         return whole
 
     return LazyTensors(stored, read)

@@ -119,9 +119,10 @@ def _eagle3(engine: OtherEngine, trained: DrafterCard, checkpoint: Checkpoint, t
     """Return an EAGLE-3 head that localspec trained. Raises UsageMistake for published heads, which need no export."""
     options: Eagle3Options = _options(trained, checkpoint)
     if options.config:
+        repository = trained.about.get("published", {}).get("repo", "a published one")
         raise UsageMistake(
-            f"The head in {trained.path} is {trained.about.get('published', {}).get('repo', 'a published one')}, "
-            f"which {engine.label} reads directly; give that repository to {engine.label}."
+            f"The head in {trained.path} is {repository}, which {engine.label} reads directly; give that repository "
+            f"to {engine.label}."
         )
     rope = dict(target.config.rope_parameters)
     if rope["rope_type"] not in _ROTATIONS or rope.pop("partial_rotary_factor", 1.0) != 1.0:

@@ -109,9 +109,9 @@ def no_counterpart(engine: OtherEngine, drafter: str) -> UsageMistake:
     if kind.name == "none":
         return UsageMistake("'none' means plain decoding, so there is no drafter to export; name a drafter.")
     if kind.name in ("phrases", "lookahead"):
-        config = {"method": "ngram", "num_speculative_tokens": engine.tokens, "prompt_lookup_max": NGRAM}
+        config = json.dumps({"method": "ngram", "num_speculative_tokens": engine.tokens, "prompt_lookup_max": NGRAM})
         flags = {
-            "vllm": f"vllm serve MODEL --speculative-config '{json.dumps(config)}'",
+            "vllm": f"vllm serve MODEL --speculative-config '{config}'",
             "sglang": "python -m sglang.launch_server --model-path MODEL --speculative-algorithm NGRAM",
         }
         return UsageMistake(
@@ -121,8 +121,9 @@ def no_counterpart(engine: OtherEngine, drafter: str) -> UsageMistake:
     if kind.takes == "published":
         where = "in the model's own files" if kind.name == "mtp" else "in the repository that it came from"
         ahead = kind.name in ("mtp", "assistant")  # both engines call Gemma's assistants MTP, too
+        method = "mtp" if ahead else kind.name
         flags = {
-            "vllm": f"--speculative-config with the method {'mtp' if ahead else kind.name}",
+            "vllm": f"--speculative-config with the method {method}",
             "sglang": f"--speculative-algorithm {'NEXTN' if ahead else kind.name.upper()}",
         }
         return UsageMistake(

@@ -161,7 +161,8 @@ class NotComputed(ValueError):
 def check(values: Mapping[str, Any], name: str, possible: Callable[[Any], bool], where: str = "") -> None:
     """Raise ValueError if the value of a key is impossible. Its message is a clause."""
     if not possible(values[name]):
-        raise ValueError(f"{where}{name} = {str(values[name])[:40]} is not possible")
+        value = str(values[name])[:40]
+        raise ValueError(f"{where}{name} = {value} is not possible")
 
 
 def number(value: object) -> bool:
@@ -317,13 +318,15 @@ def read_experts(config: Mapping[str, Any], count: str, used: str, size: str, no
     """
     for name in (count, used, size):
         check(config, name, positive)
-    if config[used] > config[count]:
-        raise ValueError(f"{used} = {config[used]} is more than {count} = {config[count]}")
-    if config[count] > MOST_EXPERTS:
-        raise NotComputed(f"{config[count]} experts in a layer, more than {MOST_EXPERTS}")
-    if config[size] % _MULTIPLE_OF_SIZE or config["hidden_size"] % _MULTIPLE_OF_STATES:
-        raise NotComputed(f"experts of {config[size]} channels on states of {config['hidden_size']}")
-    return MixtureSizes(config[count], config[used], config[size], normalised)
+    chosen, experts = config[used], config[count]
+    if chosen > experts:
+        raise ValueError(f"{used} = {chosen} is more than {count} = {experts}")
+    if experts > MOST_EXPERTS:
+        raise NotComputed(f"{experts} experts in a layer, more than {MOST_EXPERTS}")
+    channels, width = config[size], config["hidden_size"]
+    if channels % _MULTIPLE_OF_SIZE or width % _MULTIPLE_OF_STATES:
+        raise NotComputed(f"experts of {channels} channels in a model of {width} channels")
+    return MixtureSizes(experts, chosen, channels, normalised)
 
 
 def from_gguf(file: GgufFile, count: str, used: str, size: str) -> dict[str, Any]:

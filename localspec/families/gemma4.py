@@ -94,9 +94,8 @@ def _whole_heads(config: Mapping[str, Any], types: Sequence[str]) -> tuple[int, 
             raise ValueError("per_layer_config: layers without a window must have the same sizes")
         sizes = {"num_key_value_heads": heads, "head_dim": config["head_dim"]} | (tables[0] or {} if tables else {})
     if unknown := sizes.keys() - {"num_key_value_heads", "head_dim"}:
-        raise ValueError(
-            f"per_layer_config names {min(map(str, unknown))!r:.40}, which must be the same in all layers here"
-        )
+        key = min(map(str, unknown))
+        raise ValueError(f"per_layer_config sets {key!r:.40} for some layers, but it must be the same in all layers")
     for name in sizes:
         check(sizes, name, positive)
     if config["num_attention_heads"] % sizes["num_key_value_heads"] or sizes["head_dim"] % 2:

@@ -51,7 +51,8 @@ def generation_config(content: bytes, file: Path) -> Mapping[str, Any]:
     if type(values.get("top_k")) is int and values["top_k"] < 0:
         values["top_k"] = 0  # the Hugging Face code takes 0 as all tokens
     wrong = [name for name in _SAMPLING if values.get(name) is not None and not possible(name, values[name])]
-    left_out = {LEFT_OUT: [f"{name} = {str(values[name])[:40]}" for name in wrong]} if wrong else {}
+    pairs = ((name, str(values[name])[:40]) for name in wrong)
+    left_out = {LEFT_OUT: [f"{name} = {value}" for name, value in pairs]} if wrong else {}
     return {name: value for name, value in values.items() if name not in (*wrong, LEFT_OUT)} | left_out
 
 
@@ -128,5 +129,6 @@ def _family_sampling(name: str, think: bool | None) -> DefaultSampling | None:
             values = row.temperature, row.top_p, row.top_k
             if row.answering and (think is False or "instruct" in spelled):
                 values = row.answering
-            return DefaultSampling(*values, source=f"usual for {row.known}")
+            models = row.known
+            return DefaultSampling(*values, source=f"usual for {models}")
     return None

@@ -37,7 +37,8 @@ def _read_4(config: Mapping[str, Any]) -> dict[str, Any]:
     types = config["layer_types"] or config.get("layers_block_type") or ["mamba"] * config["num_hidden_layers"]
     fields["layer_types"] = tuple("full_attention" if kind == "attention" else str(kind) for kind in types)
     if recurrent := {"mamba", "linear_attention"} & {*fields["layer_types"]}:
-        raise NotComputed(f"recurrent layers ({recurrent.pop()})")
+        kind = min(recurrent)
+        raise NotComputed(f"recurrent layers ({kind})")
     if config["position_embedding_type"] not in (None, "rope", "nope"):
         raise ValueError(f"position_embedding_type = {str(config['position_embedding_type'])[:40]} is not possible")
     fields["unrotated"] = (config["position_embedding_type"] != "rope",) * config["num_hidden_layers"]

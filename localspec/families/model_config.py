@@ -125,9 +125,9 @@ class ModelConfig:
         types = self.layer_types or [("full", "sliding")[i >= self.max_window_layers] + "_attention" for i in layers]
         known = {"full_attention", "sliding_attention", *([LINEAR] if self.delta else [])}
         if unknown := set(types) - known:
+            kind = next(iter(unknown))
             raise LocalspecError(
-                f"The model has layers of type '{unknown.pop()}', which localspec does not compute; choose another "
-                "model."
+                f"The model has layers of type '{kind}', which localspec does not compute; choose another model."
             )
         return tuple(window if layer_type == "sliding_attention" else None for layer_type in types)
 

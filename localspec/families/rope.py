@@ -75,7 +75,8 @@ class Rope:
             with np.errstate(all="ignore"):
                 inv_freq, attention_scaling = _KINDS[rope_type](config, parameters, context)
         except (KeyError, TypeError, ValueError, ArithmeticError) as error:
-            reason = f"'{error.args[0]}' is missing" if isinstance(error, KeyError) else str(error)
+            key = error.args[0] if error.args else ""
+            reason = f"the key '{key}' is missing" if isinstance(error, KeyError) else str(error)
             raise _impossible(reason) from None
         if not np.isfinite(inv_freq).all():
             raise _impossible("not all rotary frequencies are finite")

@@ -46,10 +46,10 @@ class ChatTokenizer:
         `render`.
         """
         ids = self._marked(self.marks.encode(self.render_apart(messages, think=think), self.add_special_tokens))
-        if ids and max(ids) >= vocab_size:
+        if ids and (highest := max(ids)) >= vocab_size:
             raise LocalspecError(
-                f"The model's tokenizer gives the id {max(ids)}, but its config.json has a vocab_size of "
-                f"{vocab_size}; fetch the model again."
+                f"The model's tokenizer gives the id {highest}, but its config.json has a vocab_size of {vocab_size}; "
+                "fetch the model again."
             )
         return ids
 

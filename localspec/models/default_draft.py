@@ -137,9 +137,10 @@ def compare(
             f"target's is {target[first]!r}; give one that was made for this target."
         )
     if unknown := [index for index in target if index >= vocabulary and not (index in special and index in small)]:
+        highest = max(unknown)
         raise UsageMistake(
             f"The small model in {path} knows {vocabulary} tokens, and the target's tokenizer gives ids up to "
-            f"{max(unknown)}; give one that was made for this target."
+            f"{highest}; give one that was made for this target."
         )
 
 

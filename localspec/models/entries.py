@@ -165,9 +165,10 @@ def read_entries(file: Path) -> Iterator[Entry]:
         owner, subject = f"model {name!r} in {file}", f"Model {name!r} in {file}"
         _check(entry, _ENTRY, owner)
         if ("path" in entry) == ("repo" in entry):
+            if "path" in entry:
+                raise UsageMistake(f"{subject} has both a path and a repo; remove one of them.")
             raise UsageMistake(
-                f"{subject} has {'both a path and a repo' if 'path' in entry else 'no path'}; give it "
-                'path = "the model\'s directory", or repo = "org/name" of the hub.'
+                f'{subject} has no path; give it path = "the model\'s directory", or repo = "org/name" of the hub.'
             )
         if {"sha256", "fingerprints"} & entry.keys() and "repo" not in entry:
             raise UsageMistake(
@@ -270,9 +271,9 @@ def _published(table: Mapping[str, Any], owner: str) -> PublishedDrafter:
         )
     accepted = table.get("accepted")
     if accepted is not None:
-        _check(accepted, _ACCEPTED, f"accepted of {owner}")
+        _check(accepted, _ACCEPTED, f"the table 'accepted' of {owner}")
         if missing := [key for key in _ACCEPTED if key not in accepted]:
-            raise UsageMistake(f"accepted of {owner} lacks {missing[0]}; add it.")
+            raise UsageMistake(f"The table 'accepted' of {owner} lacks {missing[0]}; add it.")
     return PublishedDrafter(
         kind=kind,
         source=_source(table, owner),

@@ -313,8 +313,8 @@ def refuse_damaged(name: str, paths: Paths | None = None) -> None:
 
 def not_regular(file: Path) -> UsageMistake:
     """Return the error for a directory, a pipe or a device in place of a GGUF file."""
-    kind = "a directory" if file.is_dir() else "not a regular file"
-    return UsageMistake(f"{str(file)!r} is {kind}; give a GGUF file.")
+    path, kind = str(file), "a directory" if file.is_dir() else "not a regular file"
+    return UsageMistake(f"{path!r} is {kind}; give a GGUF file.")
 
 
 def is_import(name: str) -> bool:

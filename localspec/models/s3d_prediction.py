@@ -185,17 +185,19 @@ def compared(constants: Constants, measured: MeasuredAcceptance, timing: Timing,
     predicted = [acceptance_at(position, beta, constants) for position in range(1, gamma + 1)]
     length, measured_length = acceptance_length(gamma, beta, constants), _length(measured.by_depth)
     draft, verify = timing.draft / timing.plain, timing.verify / timing.plain
+    by_paper, by_depth = _list(predicted), _list(measured.by_depth)
     parts = [
-        f"Acceptance rates by depth: {_list(predicted)} by the paper's constants, {_list(measured.by_depth)} on "
-        "held-out text",
-        f"a chain of drafts with these rates gives {length:.2f} and {measured_length:.2f} tokens per iteration",
+        f"Acceptance rates by depth: {by_paper} as the paper predicts, {by_depth} as measured on held-out text",
+        f"a chain of drafts gives {length:.2f} tokens per iteration with the predicted rates and "
+        f"{measured_length:.2f} with the measured ones",
     ]
     if generated is not None:
         parts.append(f"in replies of the model, a tree of drafts gave {generated:.2f} tokens per iteration")
+    speed = (generated or measured_length) / (draft + verify)
+    of_paper = improvement(gamma, beta, constants)
     parts.append(
-        f"a draft takes {draft:.2f} plain steps here and its verification {verify:.2f}, so this should be "
-        f"{(generated or measured_length) / (draft + verify):.2f} times as fast as plain decoding "
-        f"({improvement(gamma, beta, constants):.2f} by the paper's constants)"
+        f"a draft takes as long as {draft:.2f} plain steps here, and its verification as long as {verify:.2f}, so "
+        f"drafting should be {speed:.2f} times as fast as plain decoding (the paper predicts {of_paper:.2f})"
     )
     return "; ".join(parts) + "."
 

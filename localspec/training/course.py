@@ -432,10 +432,11 @@ def _refuse_finished(directory: Path) -> None:
     card = drafter_json(directory)
     if card.get("course") and "bench" in card:
         verdict = Verdict.read(card)
-        again, result = ("", "kept") if verdict.kept else (" (with more --hours)", "not kept")
+        again = "Give --force" if verdict.kept else "Give --force and more --hours"
+        result = "kept" if verdict.kept else "not kept"
         raise UsageMistake(
-            f"{directory} has a finished training, whose drafter is {result} ({verdict.drafter} against plain "
-            f"decoding: {speedup(verdict.speedup)}). Give --force to train it again{again}, or another -o."
+            f"{directory} has a finished training, whose drafter was {result} ({verdict.drafter} against plain "
+            f"decoding: {speedup(verdict.speedup)}). {again} to train it again, or another -o."
         )
     refuse_result(directory, "checkpoint", "drafter", "target", ANSWERS)
 

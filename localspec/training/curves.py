@@ -28,7 +28,8 @@ def in_characters(log: Path, width: int, height: int = 8) -> list[str]:
     drawn = marks.means([loss for _, loss in losses], min(width - 10, 72))
     names = [f"{max(drawn):.2f}", *[""] * (height - 2), f"{min(drawn):.2f}"]
     lines = [f"{name:>6} │ {line}".rstrip() for name, line in zip(names, marks.curve(drawn, height), strict=True)]
-    return ["loss (mean of neighbouring steps)", *lines, f"{'':9}steps {losses[0][0]} to {losses[-1][0]}"]
+    (first, _), (last, _) = losses[0], losses[-1]
+    return ["loss (mean of neighbouring steps)", *lines, " " * 9 + f"steps {first} to {last}"]
 
 
 def _read(log: Path) -> list[dict[str, Any]]:

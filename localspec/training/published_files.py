@@ -184,9 +184,10 @@ def check_numbers(tensors: Tensors, where: Path, ids: Container[str] = ()) -> No
             )
         whole = name in ids and not tensor.is_floating_point()
         if tensor.dtype not in _NUMBERS and not whole:
+            kind = str(tensor.dtype).removeprefix("torch.")
             raise LocalspecError(
-                f"'{name}' in {where} is of the type {str(tensor.dtype).removeprefix('torch.')}, but localspec reads "
-                "drafters in float32, float16 or bfloat16; get it in one of these."
+                f"'{name}' in {where} is of the type {kind}, but localspec reads drafters in float32, float16 or "
+                "bfloat16; get it in one of these."
             )
         if not tensor.isfinite().all():
             raise LocalspecError(f"'{name}' in {where} has NaN or inf; fetch the drafter again.")
@@ -222,6 +223,5 @@ def damage_in_words(file: Path) -> Iterator[None]:
             "another source."
         ) from error
     except Exception as error:  # a damaged file may raise anything
-        raise LocalspecError(
-            f"{file} is damaged ({(str(error) or repr(error)).splitlines()[0]}); fetch it again."
-        ) from error
+        reason = (str(error) or repr(error)).splitlines()[0]
+        raise LocalspecError(f"{file} is damaged ({reason}); fetch it again.") from error

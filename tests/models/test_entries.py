@@ -128,7 +128,7 @@ D = M + '[[m.drafters]]\nkind = "medusa"\n'
         (M + 'name = "x"\n', "Unknown key 'name'"),
         (M + 'source = "x"\n', "Unknown key 'source'"),
         (D + 'paramters = 3\n', "Unknown key 'paramters' of a drafter of model 'm' in {file} (did you mean 'parameters'?)"),
-        (D + 'accepted = { length = 2, depth = 4, sorce = "x" }\n', "of accepted of a drafter of model 'm' .*'source'"),
+        (D + 'accepted = { length = 2, depth = 4, sorce = "x" }\n', "of the table 'accepted' of a drafter of model 'm' .*'source'"),
         (M + f"shape = {SHAPE.replace('inner', 'iner')}\n", "'iner' of the shape of model 'm' .*'inner'"),
         # values of another kind
         (M + "description = 3\n", "description = 3 of model 'm' in {file} must be a text; correct it"),
@@ -178,13 +178,13 @@ D = M + '[[m.drafters]]\nkind = "medusa"\n'
         (D + "parameters = 0\n", "parameters = 0 of a drafter of .* must be a whole number"),
         (D + "lossless = 1\n", "lossless = 1 of a drafter of .* must be true or false"),
         (D + "accepted = 2.3\n", "accepted = 2.3 of a drafter of .* must be a table"),
-        (D + "accepted = { length = 2.3, depth = 4 }\n", "accepted of a drafter of model 'm' in {file} lacks source; add"),
+        (D + "accepted = { length = 2.3, depth = 4 }\n", "The table 'accepted' of a drafter of model 'm' in {file} lacks source; add"),
         (D + 'accepted = { length = 0.5, depth = 4, source = "x" }\n', "length = 0.5 .* must be a number from 1 to 100"),
         (D + 'accepted = { length = 101, depth = 4, source = "x" }\n', wording("must_number_from_1_100")),
         (D + 'accepted = { length = nan, depth = 4, source = "x" }\n', wording("must_number_from_1_100")),
         (D + 'accepted = { length = "2", depth = 4, source = "x" }\n', wording("must_number_from_1_100")),
-        (D + 'accepted = { length = 2, depth = 0, source = "x" }\n', "depth = 0 of accepted .* whole number"),
-        (D + 'accepted = { length = 2, depth = 4, source = "" }\n', "source = '' of accepted .* must be a text"),
+        (D + 'accepted = { length = 2, depth = 0, source = "x" }\n', "depth = 0 of the table 'accepted' .* whole number"),
+        (D + 'accepted = { length = 2, depth = 4, source = "" }\n', "source = '' of the table 'accepted' .* must be a text"),
     ],
 )  # fmt: skip
 def test_every_mistake_is_one_sentence_that_names_it(file: Path, text: str, said: str) -> None:

@@ -370,7 +370,7 @@ class Trainable(TrainableDrafter):
             f"{hopeless}Drafting {counted(chosen.gamma, 'token')} at a time with {len(chosen.layers)} of {layers} "
             f"layers ({listed}) and verifying {rows} rows should reach {chosen.speedup:.2f} times the speed of plain "
             "decoding. This follows from S3D's formula with "
-            f"{'the acceptance measured before training' if replies else 'the value of U that the paper gives'}, "
+            f"{'the acceptance measured before training' if replies else 'the acceptance that the paper expects'}, "
             f"a discount of {constants.discount:.2f} "
             f"{'as fitted to this model' if measured else 'as in the paper'}, "
             f"and δ = {constants.delta:.2f}, from drafts, their verification and plain steps as timed here in "
