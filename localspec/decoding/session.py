@@ -304,9 +304,10 @@ class _Reply:
             give_back(self.session.target.device)
             if not freed and not less():
                 break
+        length, device = max(len(self.session.tokens), len(self.prompt)), self.session.target.device
         raise DoesNotFit(
-            f"A text of {max(len(self.session.tokens), len(self.prompt))} tokens does not fit in the memory of "
-            f"{self.session.target.device}; give a smaller --context, or another --quantize."
+            f"A text of {length} tokens does not fit in the memory of {device}; give a smaller --context, or another "
+            "--quantize."
         )
 
     def _give_up_spare(self) -> bool:

@@ -34,8 +34,12 @@ class DraftTree:
     declined: str = ""
 
     def __post_init__(self) -> None:
-        assert self.tokens and len(self.tokens) == len(self.parents), "a tree has a root, and a parent for every node"
-        assert self.parents[0] == -1 and all(0 <= p < i for i, p in enumerate(self.parents) if i), "parents come first"
+        assert self.tokens and len(self.tokens) == len(self.parents), (
+            "a tree needs a root, and as many parents as tokens"
+        )
+        assert self.parents[0] == -1 and all(0 <= p < i for i, p in enumerate(self.parents) if i), (
+            "in a tree each parent comes before its children"
+        )
 
     @classmethod
     def chain(cls, tokens: Sequence[int], source: str | None = None) -> "DraftTree":

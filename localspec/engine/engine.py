@@ -489,7 +489,8 @@ class Engine:
         try:
             return (yield from progress_texts(name, measuring))
         except (LocalspecError, MemoryError, RuntimeError, OSError) as trouble:
-            self._reporter.notice(f"{name.removesuffix(' (once)')} failed ({first_line(trouble)}); estimates are used.")
+            task = name.removesuffix(" (once)")
+            self._reporter.notice(f"{task} failed ({first_line(trouble)}); estimates are used.")
             return None
 
     # -- saved for later sessions -------------------------------------------------------------------------------------

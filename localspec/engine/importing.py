@@ -217,13 +217,14 @@ def _forget(former: PackedFile, paths: Paths) -> None:
 
 def _checked(file: Path) -> Path:
     """Return the absolute path of a file. Raises UsageMistake, NotHere and LocalspecError for other paths."""
-    file = Path(os.path.abspath(file))
+    path = os.path.abspath(file)
+    file = Path(path)
     if file.exists() and not file.is_file():
         raise registry.not_regular(file)
     if not file.is_file():
-        raise NotHere(f"There is no file {str(file)!r}; give a GGUF file that is on this machine.")
-    if re.search("[\ud800-\udfff]", str(file)):
-        raise LocalspecError(f"The name of {str(file)!r} is not UTF-8, so it cannot be saved; rename it.")
+        raise NotHere(f"There is no file {path!r}; give a GGUF file that is on this machine.")
+    if re.search("[\ud800-\udfff]", path):
+        raise LocalspecError(f"The name of {path!r} is not UTF-8, so it cannot be saved; rename it.")
     return file
 
 

@@ -154,7 +154,7 @@ def settle_step_form(device: str, target: Target, cache: MeasurementCache, subje
         return
     result = tried(cache, STEP_FORM, with_driver(subject), "steps can be recorded", "eager", lambda: _find(target))
     if result.why is not None:
-        cache.reporter.notice(f"steps are not recorded on this GPU, and therefore slower: {result.why}.")
+        cache.reporter.notice(f"steps are not recorded as a CUDA graph on this GPU, so they are slower: {result.why}.")
     use_step_form(target, cast("StepForm", result.outcome))
 
 
@@ -188,5 +188,5 @@ class RecordingWatch:
         if name in self._reported:
             return False
         self._reported.add(name)
-        self._cache.reporter.notice(f"{name} are no longer recorded, and therefore slower: {why}.")
+        self._cache.reporter.notice(f"{name} are no longer recorded as a CUDA graph, so they are slower: {why}.")
         return True

@@ -137,6 +137,7 @@ def _filler(matrices: Mapping[str, StoredTensor]) -> Callable[[str, Section, int
         assert tensor is not None
         fill_panels([matrices[name]], tensor, first, into, _interleaved(name))
         if not is_finite(into, tensor):
-            raise LocalspecError(f"'{name.rpartition(' ')[0]}' has NaN or inf; {remedy(matrices[name].file)}.")
+            matrix = name.rpartition(" ")[0]
+            raise LocalspecError(f"'{matrix}' has NaN or inf; {remedy(matrices[name].file)}.")
 
     return fill

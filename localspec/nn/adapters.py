@@ -93,9 +93,10 @@ class Adapters(nn.Module, Mapping[int, Mapping[str, LoraAdapter]]):
             if lora_a is None or lora_b is None:
                 raise LocalspecError(f"The adapters have no {part.name!r}; train them again.")
             if lora_a.shape != (self.rank, part.inputs) or lora_b.shape != (part.size, self.rank):
+                shapes = " and ".join(str(list(matrix.shape)) for matrix in (lora_a, lora_b))
+                expected = " and ".join(map(str, ([self.rank, part.inputs], [part.size, self.rank])))
                 raise LocalspecError(
-                    f"The adapter of {part.name!r} has the shapes {list(lora_a.shape)} and {list(lora_b.shape)} "
-                    f"instead of {[self.rank, part.inputs]} and {[part.size, self.rank]}; train it again."
+                    f"The adapter of {part.name!r} has the shapes {shapes} instead of {expected}; train it again."
                 )
             adapter.lora_A[rows] = lora_a.to(adapter.lora_A)
             adapted_rows = lora_b[part.start - part.first : part.end - part.first]

@@ -108,7 +108,8 @@ def binary_of(text: str, flags: Sequence[str]) -> bytes:
     _succeeds(created, "there is no compiler")
     try:
         if compiler.nvrtcCompileProgram(program, len(flags), words):
-            raise RuntimeError(f"A kernel cannot be compiled: {_content(program, 'ProgramLog').decode().strip()}")
+            problem = _content(program, "ProgramLog").decode().strip()
+            raise RuntimeError(f"NVIDIA's compiler refuses a GPU kernel of localspec: {problem}")
         return _content(program, "CUBIN")
     finally:
         compiler.nvrtcDestroyProgram(ctypes.byref(program))
@@ -122,14 +123,14 @@ def _content(program: ctypes.c_void_p, kind: str) -> bytes:
     return content.raw
 
 
-def _succeeds(code: int, otherwise: str) -> None:
+def _succeeds(code: int, problem: str) -> None:
     if code:
-        raise RuntimeError(f"A kernel cannot be used: {otherwise} (CUDA's code {code}).")
+        raise RuntimeError(f"A GPU kernel of localspec cannot be used: {problem} (CUDA's code {code}).")
 
 
-def _driven(code: int, otherwise: str) -> None:
+def _driven(code: int, problem: str) -> None:
     # These words let a reply free memory and try again.
-    _succeeds(code, "the GPU is out of memory" if code == OUT_OF_MEMORY else otherwise)
+    _succeeds(code, "the GPU is out of memory" if code == OUT_OF_MEMORY else problem)
 
 
 @cache

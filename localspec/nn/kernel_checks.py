@@ -72,9 +72,9 @@ def _wrong(device: torch.device) -> str | None:
     for name, (compute, expected) in {**_products(device), **_attention(device), **_between(device)}.items():
         together = compute(slice(None))
         if not float((together.float() - expected).norm() / expected.norm()) < NEAR:
-            return f"{name} has an unexpected value"
+            return f"the result of {name} is wrong"
         if not all(torch.equal(compute(slice(row, row + 1)), together[row : row + 1]) for row in range(len(together))):
-            return f"{name} of a row depends on other rows"
+            return f"the result of {name} for one row changes with the other rows"
     return None
 
 
@@ -98,8 +98,8 @@ def _products(device: torch.device) -> Trials:
     dense = row_kernels.nf4_dense(nf4, 40, x.dtype)
     return {
         "a product": (lambda rows: row_kernels.dense(x[rows], weight, None), x.float() @ weight.float().T),
-        "a product in NF4": (lambda rows: row_kernels.nf4(x[rows], nf4, None, 40), x.float() @ unpacked.T),
-        "a matrix in NF4": (lambda rows: dense[rows], unpacked),
+        "an NF4 product": (lambda rows: row_kernels.nf4(x[rows], nf4, None, 40), x.float() @ unpacked.T),
+        "an NF4 matrix": (lambda rows: dense[rows], unpacked),
     }
 
 

@@ -184,17 +184,15 @@ def packings(path: Path) -> tuple[str, ...]:
 
 def damaged(path: Path, error: LocalspecError) -> LocalspecError:
     """Return the error for a damaged packed file. Its message says how to delete the file and get the model again."""
+    problem = str(error).partition(";")[0]
     try:
         origin = packed_file.peek(path)[0].header.origin
     except LocalspecError:
-        return LocalspecError(
-            f"{str(error).partition(';')[0]}; delete it with `localspec rm {shlex.quote(str(path))}`."
-        )
+        return LocalspecError(f"{problem}; delete it with `localspec rm {shlex.quote(str(path))}`.")
     if not origin.repo and not any(map(os.path.isabs, origin.files)):
         return error
     return LocalspecError(
-        f"{str(error).partition(';')[0]}; delete it with `localspec rm {origin.repo or origin.name}`, and "
-        f"{again(origin)}."
+        f"{problem}; delete it with `localspec rm {origin.repo or origin.name}`, and {again(origin)}."
     )
 
 
@@ -263,9 +261,10 @@ def _architecture(config: Mapping[str, Any], path: Path) -> str:
         name = f"The architecture {architecture} in {path}" if architecture else f"The unnamed architecture in {path}"
         raise LocalspecError(f"{name} is not supported; {supported(architecture)}")
     if config.get("model_type") != ARCHITECTURES[architecture]:
+        file, kind, expected = path / "config.json", config.get("model_type"), ARCHITECTURES[architecture]
         raise LocalspecError(
-            f"{path / 'config.json'} says model_type {config.get('model_type')!r}, but {architecture} has model_type "
-            f"{ARCHITECTURES[architecture]!r}; fetch the model again, or choose another."
+            f"{file} says model_type {kind!r}, but {architecture} has model_type {expected!r}; fetch the model again, "
+            "or choose another."
         )
     return architecture
 

@@ -205,9 +205,10 @@ class _Reader:
         sizes = [self._number("<Q") for _ in range(dimensions)]
         kind, offset = self._number("<I"), self._number("<Q")
         if (block := BLOCKS.get(kind)) is None:
+            form = NAMES.get(kind, kind)
             raise LocalspecError(
-                f"The tensor {name!r} in {self._path} is of the type {NAMES.get(kind, kind)}, which localspec does not "
-                "read; choose a file in another type, such as Q4_K_M."
+                f"The tensor {name!r} in {self._path} is of the type {form}, which localspec does not read; choose a "
+                "file in another type, such as Q4_K_M."
             )
         if not all(1 <= size <= self._size * block.weights for size in sizes) or sizes[0] % block.weights:
             raise ValueError(f"the tensor {name!r} has the sizes {sizes}, which are impossible in {block.name}")

@@ -67,7 +67,9 @@ class PackedMatrix:
     def empty(cls, out: int, inputs: int, format: str, group: int = 0) -> "PackedMatrix":  # noqa: A002
         """Return a matrix in new, uninitialised memory. Raises LocalspecError for an impossible format."""
         if not (size := library().ls_packed_bytes(out, inputs, FORMATS[format], group)):
-            raise LocalspecError(f"A matrix of {out} by {inputs} in {format} cannot be packed in groups of {group}.")
+            raise LocalspecError(
+                f"A matrix of {out} by {inputs} in {format} cannot be packed in groups of {group}; choose another size."
+            )
         return cls(room(size), out, inputs, format, group)
 
     def struct(self, bias: npt.NDArray[np.float32] | None = None) -> Matrix:

@@ -81,7 +81,7 @@ def test_they_are_tried_once_and_nothing_is_reported_where_they_are_right(proces
 
 
 def test_where_they_are_wrong_that_is_kept_and_said_by_every_process_once(process: Process) -> None:
-    process.finds = lambda: "a norm has an unexpected value"
+    process.finds = lambda: "the result of a norm is wrong"
     for start in range(1, 3):
         assert process.loads() == wording("norm_what_should")
         settle_kernels(DEVICE, process.cache)  # for another model
@@ -175,7 +175,7 @@ def test_all_that_is_measured_of_a_model_and_a_device_says_what_computed_it(
     profile.remember(COSTS, flat(0.05))
     assert measured() == (True, True)
     monkeypatch.setattr("localspec.nn.cuda_kernels.digest", lambda: "others, which are wrong")
-    process.finds = lambda: "a norm has an unexpected value"
+    process.finds = lambda: "the result of a norm is wrong"
     process.loads()
     assert measured() == ((False, False) if device == DEVICE else (True, True))
 

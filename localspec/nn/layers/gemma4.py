@@ -66,7 +66,9 @@ def layer_inputs(
 
     The inputs are the tokens' rows of a table plus a projection of the tokens' embeddings x.
     """
-    assert not tokens.is_floating_point(), "layers of this model have inputs by token id, so embeddings are not enough"
+    assert not tokens.is_floating_point(), (
+        "this model needs token ids, because its layers look up an input for each of them"
+    )
     width, layers = config.per_layer_inputs[0], config.num_layers
     of_tokens = F.embedding(tokens, table).to(x.dtype) * rounded(width**0.5, table.dtype)
     of_states = projection(x) * config.hidden_size**-0.5

@@ -205,7 +205,7 @@ class LlamaLayer(nn.Module):
         k, v = k.transpose(1, 2), v.transpose(1, 2)
         if isinstance(cache, TextPrefix):
             return cache.extended(self.index, k, v)
-        assert not isinstance(cache, LentKeys), "a layer with its own keys stores them"
+        assert not isinstance(cache, LentKeys), "this layer computes keys, so its cache must store them"
         if cache is None:
             return k, v
         cached_k, cached_v = cache.write(self.index, k[0], v[0])

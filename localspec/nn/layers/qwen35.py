@@ -30,7 +30,7 @@ class Qwen35Layer(LlamaLayer):
         if self.delta is None:
             return super().mix(h, rows)
         cache = rows.cache
-        assert isinstance(cache, StateCache | PlacedChain | None), "no drafter has its own rows in recurrent layers"
+        assert isinstance(cache, StateCache | PlacedChain | None), "recurrent layers can read only chains of tokens"
         output: torch.Tensor = self.delta(h, cache, self.index)
         return output
 
