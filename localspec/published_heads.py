@@ -81,7 +81,7 @@ def why_not_in_gguf(architecture: str) -> str | None:
     if architecture not in _ASSISTANTS_IN_GGUF:
         return None
     return (
-        "is an assistant, which drafts for a Gemma 4; localspec reads it only as Google publishes it: fetch it by the "
+        "an assistant, which drafts for a Gemma 4; localspec reads it only as Google publishes it: fetch it by the "
         f"name of its model, as in `localspec pull google/gemma-4-E4B-it{_OF_ASSISTANTS}`"
     )
 

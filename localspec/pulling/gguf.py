@@ -73,7 +73,7 @@ def check(part: Part, packed_only: bool, settings: Settings) -> None:
     name = part.config.get("architecture")
     if isinstance(name, str) and name not in OF_GGUF:
         if drafter := why_not_in_gguf(name):
-            raise LocalspecError(f"{part.source} {drafter}.")
+            raise LocalspecError(f"{part.source} is {drafter}.")
         raise LocalspecError(
             f"{part.source} is of the architecture {name[:80]!r}, which localspec does not compute; it reads GGUF "
             f"files of {', '.join(OF_GGUF)}."
@@ -88,7 +88,8 @@ def memory(part: Part, settings: Settings, machine: Machine, shape: Shape | None
     """
     others = ", ".join(device.name for device in machine.devices if device.type != "cpu")
     experts = has_experts(part.config.get("architecture"), shape)
-    instead = f"; on {others} it runs in {'bf16' if experts else 'bf16 or int8'}" if others else ""
+    forms = "bf16" if experts else "bf16 or int8"
+    instead = f"; on {others} it runs in {forms}" if others else ""
     bits = float(_bits(part.source.gguf))
     bits += 0 if bits > 8 else 0.5 if bits == 8 else 1.5  # an upper bound: some parts of a file have types of more bits
     weights = int(part.weights * 8 / bits)

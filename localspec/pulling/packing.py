@@ -149,9 +149,8 @@ def pack_and_delete(part: Part, packing: str, machine: Machine, reporter: Report
         packed = _pack(part, snapshot(part.source, part.commit), packing, machine, reporter, only_copy=True)
         NativeTarget.open(packed.path, packing=packing)  # including its tokenizer, because no other file will remain
     except LocalspecError as error:
-        raise type(error)(
-            f"{str(error).rstrip('.')}; what was fetched stays until `localspec rm {part.source}`."
-        ) from None
+        problem = str(error).rstrip(".")
+        raise type(error)(f"{problem}; what was fetched stays until `localspec rm {part.source}`.") from None
     stays = sum(file.bytes for file in part.files if file.name in part.here and is_weights(file.name))
     return Packed(part.source, packed.path, packed.bytes, discard_fetched(part), stays)
 

@@ -204,7 +204,8 @@ class Serving:
         return answer
 
     async def _no_such_address(self, request: Request, wrong: HTTPException) -> Response:
-        sentence = f"There is no {request.method} {request.url.path[:200]} here."
+        path = request.url.path[:200]
+        sentence = f"There is no {request.method} {path} here; the addresses of the API begin with /v1/."
         return self._json(error(sentence, "invalid_request_error"), wrong.status_code)
 
     async def _bad_body(self, request: Request, wrong: BadBody) -> Response:

@@ -115,7 +115,7 @@ class Browser:
         if origins != [b"http://" + hosts[0]] and (origins or scope["type"] == "websocket"):
             return _sentence(403, FOREIGN_ORIGIN)
         if is_socket(scope) or not of_chat:
-            return _sentence(404, "There is no websocket at this address.")
+            return _sentence(404, "There is no websocket at this address; send requests over HTTP.")
         if scope["path"] == "/" or self._is_known(scope):
             return None  # the key is checked where it is used
         return _sentence(401, _NO_KEY)

@@ -104,7 +104,9 @@ class ServerReply:
                     self._piece = self._piece._replace(reason="length")
                     return
         except Broken as error:
-            raise LocalspecError(f"{self._where} broke the protocol: {error}.") from None
+            raise LocalspecError(
+                f"{self._where} broke OpenAI's protocol: {error}; ask again, or use another server."
+            ) from None
         except GaveUp as error:
             raise LocalspecError(f"{self._where} reported an error: {error}") from None
         except BrokenOff as error:

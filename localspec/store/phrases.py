@@ -259,7 +259,7 @@ class Phrases:
 
         Of equally useful phrases, the last used one comes first. Phrases only from refused drafts come last.
         """
-        return self._in_order(pool, "uses + served, used", SORTED_PAGE)
+        return self._in_order(pool, "uses+served, used", SORTED_PAGE)
 
     def _in_order(self, pool: int, order: str, page_size: int) -> Iterator[Phrase]:
         """Yield the phrases of a pool by descending values of the columns `order`."""

@@ -29,7 +29,7 @@ def carry_over(source: sqlite3.Connection, target: sqlite3.Connection) -> str:
         gaps = {table: _copy(source, target, table, "rowid") for table in TABLES}
         pools = dict(target.execute("SELECT id, phrases FROM pool").fetchall())
         for pool in pools:
-            _copy(source, target, "phrase", "key", f"pool = {pool} AND ")
+            _copy(source, target, "phrase", "key", f"pool={pool} AND ")
         _join(target, gaps["conversation"])
     target.execute("UPDATE pool SET phrases = (SELECT count(*) FROM phrase WHERE pool = pool.id)")
     target.execute("INSERT INTO trigram (trigram) VALUES ('rebuild')")
@@ -68,13 +68,13 @@ def _account(source: sqlite3.Connection, target: sqlite3.Connection, gaps: bool,
     )
     if not (conversations or lost or phrases or measurements):
         return ""
-    at_least = "at least " if gaps and unknown else ""
+    copied, every = len(conversations), counted(len(conversations | lost), "conversation")
+    every = f"at least {every}" if gaps and unknown else every
     part = f" ({len(lost & conversations):,} of them incomplete)" if lost & conversations else ""
-    copied_of = "" if phrase_count is None else f"{phrases:,} of "
-    return (
-        f"{len(conversations):,} of {at_least}{counted(len(conversations | lost), 'conversation')}{part}, "
-        f"{copied_of}{counted(max(phrases, phrase_count or 0), 'phrase')} and {counted(measurements, 'measurement')}"
-    )
+    copied_phrases = "" if phrase_count is None else f"{phrases:,} of "
+    copied_phrases += counted(max(phrases, phrase_count or 0), "phrase")
+    copied_measurements = counted(measurements, "measurement")
+    return f"{copied:,} of {every}{part}, {copied_phrases} and {copied_measurements}"
 
 
 def _copy(

@@ -29,10 +29,12 @@ def _family(metadata: Metadata) -> Family:
     name = metadata.text("general.architecture") or ""
     if name not in OF_GGUF:
         if drafter := why_not_in_gguf(name):
-            raise LocalspecError(f"The {metadata.file} {drafter}.")
-        problem = f"is of the architecture {name[:80]!r}" if name else "names no architecture"
+            raise LocalspecError(f"The {metadata.file} is {drafter}.")
+        if not name:
+            raise LocalspecError(f"The {metadata.file} names no architecture; fetch it again, or choose another.")
         raise LocalspecError(
-            f"The {metadata.file} {problem}, which localspec does not read from GGUF; it reads {', '.join(OF_GGUF)}."
+            f"The {metadata.file} is of the architecture {name[:80]!r}, which localspec does not read from GGUF; "
+            f"choose a model of one of these: {', '.join(OF_GGUF)}."
         )
     return OF_GGUF[name]
 
@@ -69,8 +71,10 @@ def config(
         key = "embedding_length" if hidden is None else "attention.head_count"
         raise ValueError(f"the file has no value for {form.architecture}.{key}")
     head_dim = number("attention.key_length") or hidden // heads
-    if (values := number("attention.value_length")) not in (None, head_dim):
-        raise ValueError(f"keys have {head_dim} channels but values {values}, and only equal sizes are supported")
+    if (value_dim := number("attention.value_length")) not in (None, head_dim):
+        raise ValueError(
+            f"keys have {head_dim} channels but values have {value_dim}, and localspec needs equal numbers"
+        )
     content = {
         "architectures": [next(iter(family.classes))],
         "model_type": family.model_type,

@@ -257,7 +257,11 @@ def test_a_file_that_is_damaged_in_the_cache_is_fetched_again(home, hub: Hub, re
 def test_another_length_than_was_planned(home, hub: Hub, repo, sent, said):
     repo.sent[WEIGHTS] = sent(repo.files[WEIGHTS])
     result = at(home, hub, "pull", "org/name")
-    assert result.returncode == 1 and said in result.stderr and "The cache keeps " in result.stderr
+    assert (
+        result.returncode == 1
+        and said in result.stderr
+        and "What is already fetched stays in the cache: " in result.stderr
+    )
     assert found(home) is None and stray(home) == []
 
 
@@ -371,7 +375,7 @@ def test_a_disk_that_fills_up_meanwhile(home, hub: Hub, repo, monkeypatch):
     monkeypatch.setattr(file_download, "http_get", write)
     result = at(home, hub, "pull", "org/name")
     assert result.returncode == 4 and wording("is_full_make_room") in result.stderr
-    assert re.search(r"The cache keeps .*config\.json\.", result.stderr)
+    assert re.search(r"already fetched stays in the cache: .*config\.json\.", result.stderr)
     assert found(home) is None and stray(home) == []
 
 
