@@ -97,7 +97,8 @@ class CodeCopies:
         at = len(blocks) - 1 - self._back % len(blocks)
         label = blocks[at].language or "code"
         if len(blocks) > 1:
-            label += f", block {at + 1} of {len(blocks)}; press again for the previous one"
+            number, count = at + 1, len(blocks)
+            label = f"{label}, block {number} of {count}; press again for the previous block"
         return blocks[at], label
 
     def copy(self, app: App[Any], source: str) -> None:

@@ -60,8 +60,12 @@ class DownloadScreen(Dialog[bool | None]):
 
 def _lines(planned: "Planned") -> Iterator[str]:
     plan = planned.plan
-    here = f"; {size(plan.cached_bytes)} of {size(plan.bytes)} are already here" if plan.cached_bytes else ""
-    yield f"{size(plan.disk_free)} are free on the disk{here}."
+    free, done, whole = size(plan.disk_free), size(plan.cached_bytes), size(plan.bytes)
+    yield (
+        f"{free} are free on the disk; {done} of {whole} are already here."
+        if plan.cached_bytes
+        else f"{free} are free on the disk."
+    )
     for part in plan.parts:
         gated = ", gated: its terms apply to you" if part.gated else ""
         yield f"{part.source}: license {part.license or 'not named'}{gated}."

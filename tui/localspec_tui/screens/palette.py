@@ -48,7 +48,7 @@ class MatchingCommands(SystemCommandsProvider):
     async def search(self, query: str) -> Hits:
         words = query.casefold().split()
         for name, does, callback, *_ in self.app.get_system_commands(self.screen):
-            also = f"{name} {does} {' '.join(ALSO.get(name, ()))}".casefold()
+            also = " ".join((name, does, *ALSO.get(name, ()))).casefold()
             if words and all(word in also for word in words):
                 yield Hit(
                     float(all(word in name.casefold() for word in words)),

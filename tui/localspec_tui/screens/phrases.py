@@ -152,7 +152,8 @@ class PhrasesScreen(AskingScreen[None]):
             return
         delete, pool = self._store.phrases.delete, chosen.pool.pool
         count = await asyncio.to_thread(self._store.phrases.count, pool, conversation)
-        subject = f"the {counted(count, 'phrase')} last used in {self._stories.title(conversation)}"
+        phrases, title = counted(count, "phrase"), self._stories.title(conversation)
+        subject = f"the {phrases} last used in {title}"
         await self._delete(subject, lambda: delete(pool, conversation=conversation))
 
     @work(exclusive=True, group="asking")

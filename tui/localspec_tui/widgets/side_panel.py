@@ -103,7 +103,7 @@ def _speed(figures: Figures, rates: Sequence[float], width: int) -> Iterator[Lin
         if rates:
             yield sparkline(means(rates, width)), "$text-primary"
     elif figures.pieces_per_second is not None:
-        yield from _folded(f"~{short_pace(figures.pieces_per_second)}, if each piece is a token", width, "")
+        yield from _folded(f"about {short_pace(figures.pieces_per_second)}, if each piece is one token", width, "")
     if figures.speedup is not None:
         style = "$text-success" if figures.speedup >= 1 else "$text-warning"
         yield from _folded(_gain(speedup(figures.speedup), figures.saved_seconds), width, style)
@@ -120,13 +120,14 @@ def _speed(figures: Figures, rates: Sequence[float], width: int) -> Iterator[Lin
         yield from _folded(thought(figures.reasoning_tokens, figures.reasoning_seconds), width, "")
 
 
-def _gain(words: str, saved: float | None) -> str:
+def _gain(ratio: str, saved: float | None) -> str:
     """Return the speedup of a reply and the seconds that it saved: `2.4× faster, 4.9 s saved`."""
-    if words == "as fast":
+    if ratio == "as fast":
         return "as fast as without drafts"
     if saved is None:
-        return f"{words} than without drafts"
-    return f"{words}, {seconds_words(abs(saved))} {'saved' if saved >= 0 else 'lost'}"
+        return f"{ratio} than without drafts"
+    duration = seconds_words(abs(saved))
+    return f"{ratio}, {duration} saved" if saved >= 0 else f"{ratio}, {duration} lost"
 
 
 def _folded(text: str, width: int, style: str) -> Iterator[Line]:
