@@ -65,11 +65,6 @@ class Replay:
         """The sum of all predicted seconds."""
         return self.drafting + self.verifying
 
-    @property
-    def sums(self) -> list[float]:
-        """The figures as one list: tokens, steps, nodes, seconds of drafting, seconds of verification, and 0."""
-        return [float(self.tokens), float(self.steps), float(self.nodes), self.drafting, self.verifying, 0.0]
-
 
 class ReplayCache:
     """A cache that holds only the length of the text."""

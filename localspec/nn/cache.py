@@ -139,7 +139,7 @@ class KVCache:
         self.length = length
 
     def reachable(self, length: int) -> int:
-        """Return how many tokens `truncate(length)` would keep: in this cache always `length`."""
+        """Return how many tokens `truncate(length)` would keep: all that there are, up to `length`."""
         return min(length, self.length)
 
     def copy(self, length: int, slots: int) -> Self:
