@@ -103,21 +103,21 @@ MACHINES = {
 OBJECTIONS = {
     "GPU 4 GB": "In other programs a model of 4B in four bits takes 2.5 GB and runs on this card at about 40 tokens/s. In localspec it takes "
     "3.4 GiB and does not fit: its output layer stays in 16 bits (0.8 GB), because localspec cannot compute with a packed one there.",
-    "GPU 8 GB": "The model takes all of the memory that may be used. But a tenth of the card is kept free for other programs, and if they "
-    "need more, `doctor` chooses a smaller model.",
+    "GPU 8 GB": "The model takes all of the 6.7 GiB that localspec may use. Other programs still have a tenth of the card. If they need "
+    "more, `doctor` chooses a smaller model.",
     "GPU 10 GB, GPU 12 GB half taken, GPU 4 GB with 32 GB": "From 20 tokens/s on only quality counts, and a "
     "mixture of 30B is the better model. So the processor answers with 20.6 tokens/s, although the card would "
     "answer eight times as fast with qwen3-8b (172 tokens/s on 10 GB). With `-m qwen3-8b` the card answers. The 20.6 "
     "are only [a prediction](experts.md#predicted-speed). Other programs "
     "compute a part of such a model on the card and the rest on the processor; localspec cannot.",
-    "GPU 12 GB, two GPUs": "Qwen3-14B is usual there. It needs 0.2 GiB more than there is; with a context of only 3,000 tokens "
-    "(`--context`) it would fit. localspec cannot use two cards together for one model.",
+    "GPU 12 GB, two GPUs": "Qwen3-14B is usual there. It needs 0.2 GiB more than localspec may use. With a context of "
+    "only 3,000 tokens (`--context 3000`) it would fit. localspec cannot use two cards together for one model.",
     "GPU 16 GB": "24B Q4_K_M is usual there. The registry has no model between 15B and 30B.",
     "GPU 24 GB": "Half of the card stays free: the model is in NF4 (four bits), although eight bits fit and would be fast "
     "enough. On a CPU localspec takes four bits only if eight are too slow or do not fit. For cards it does not do so yet.",
     "Apple": "The processor computes, and the GPU of the Mac is idle. Other programs use the GPU: there llama.cpp runs a 7B in Q4_0 at "
     "31 tokens/s on an M3 Pro, by a published figure. For a 4B on that GPU localspec predicts only 22, because torch "
-    "starts each operation by itself. localspec has no kernels for Apple's GPUs yet, and there was no Mac to test them.",
+    "starts one operation at a time, which takes longer than starting many at once. localspec has no kernels for Apple's GPUs yet, and there was no Mac to test them.",
     "processor, 8 GB, older": "A 1.5B would reach 25 tokens/s, and the chosen 4B only 9. But 9 is faster than people read, and the 4B is much better.",
     "processor, 16 GB": "Others run gpt-oss-20b in 16 GB. With 14 GB free `doctor` chooses gpt-oss-20b, too.",
     "All machines": "`doctor` may take a model whose licence forbids commercial use (qwen2.5-3b) before a freer one that is nearly as good. "
@@ -132,7 +132,7 @@ For readers who want to know what `localspec doctor` would recommend for a machi
 more, it is a model of 12 billion parameters (12B). Otherwise, with 24 GB of main memory or more, it is a *mixture of experts* on the processor: a model that uses only some of its parts, the experts, for each token. With
 less memory it is a model of 4B to 8B.
 
-Made by `python research/selection_table.py > docs/figures/selection.md`. Nothing was measured. A model's speed is estimated from the speeds of memory and processor. How many guesses of a drafter are right is taken from
+Made by `python research/selection_table.py > docs/figures/selection.md`. Nothing was measured. A model's speed is estimated from the speeds of memory and processor. The share of a drafter's guesses that are right comes from
 published figures. [prediction.md](prediction.md) says how far such predictions are off. On your own machine `doctor` measures, and gives its reasons. The *registry* is localspec's list of models. All of its drafters are considered, whether they were fetched or not. Three things are chosen:
 
 - **The model.** Each model of the registry has a *quality*: a number given by judgement. The model with the best quality, weighted by speed, is chosen. Quality counts in full from 20 tokens/s on. It counts half at 5.8 tokens/s, the speed of a reader. (For a model that thinks first, these are 30 and 8.7 tokens/s.)
@@ -147,7 +147,7 @@ published figures. [prediction.md](prediction.md) says how far such predictions 
 | may use | the memory that localspec may use on the chosen device: what is free, less a reserve of a tenth of all its memory (at least 600 MB). Other programs are assumed to take about a third of the main memory, and 0.5 GiB of a card |
 | chosen model | what `doctor` recommends, by its name in the registry. `30b-a3b` means 30 billion parameters, of which each token uses 3 billion |
 | device | the processor (cpu) or a graphics card (cuda) |
-| packing and drafter | the [precision](../models.md#precisions) of the weights, such as int4 or nf4 (4 bits); *bits per weight* stands for the blocks of a GGUF file. Where M is 1.00, no gain from `phrases` is predicted, but they cost nothing until one matches |
+| packing and drafter | the [precision](../models.md#precisions) of the weights, such as int4 or nf4 (4 bits); for a GGUF file, which keeps its precision, the average bits per weight. The drafter `phrases` copies from earlier text. Where M is 1.00, it is predicted to gain nothing, but it also costs nothing while there is nothing to copy |
 | memory, tokens/s, M | predicted for this choice; a larger M is better |
 | decided by | whether speed or M decided between precisions and drafters |
 
@@ -174,8 +174,8 @@ def of_cards() -> None:
         "The table shows which drafter `auto` would choose for two models of the registry, `phi3-s3d` (Phi-3 mini) and "
         "`mistral-7b-medusa`, on the cards above. (The 6 GB card has faster memory than the 8 GB card.)\nThe columns `none` "
         "(no drafts) to `s3d` are drafters. A cell has the predicted tokens/s (`26/s`), memory and M of the drafter. The drafters `medusa` and `s3d` "
-        "are assumed to be trained already (`localspec train`).\nHow many guesses of S3D are right is computed by the formula "
-        "of its paper. For Medusa a share is assumed, a little below what Spec-Bench measured for a 7B.\n"
+        "are assumed to be trained already (`localspec train`).\nS3D's share of right guesses is computed by the formula "
+        "of its paper. Medusa's share is assumed to be a little below what Spec-Bench measured for a 7B.\n"
     )
     print(
         "| card | model | packing | none | phrases | medusa | s3d | chosen drafter | decided by |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
