@@ -268,7 +268,7 @@ def page(
             results = Results(model_options.out / "results.jsonl", options.minutes)
             bench = Bench(model_options, results, at_the_end, flags(options))
             done.append(f"## With `{model}`")
-            absent = list[str]()
+            absent, only_rows = list[str](), ""
             for name, make in sections(bench).items():
                 results.measuring = name.startswith(tuple(options.only))
                 try:
@@ -278,13 +278,16 @@ def page(
                 body, missing_rows = only_run(body)
                 if body:
                     done.append(f"### {name}\n\n{body}")
-                if not body or missing_rows:
-                    absent.append(name if not body else f"{name} ({', '.join(missing_rows)})")
+                if not body:
+                    absent.append(name)
+                elif missing_rows:
+                    absent.append(f"{name} ({', '.join(missing_rows)})")
+                    only_rows = " (where rows are named in brackets, only these rows)"
             if absent:
                 done.append(
                     "\n".join(
                         [
-                            "**Not run** are these parts of the paper, or rows of them (in brackets):\n",
+                            f"**Not run** are these parts of the paper{only_rows}:\n",
                             *(f"- {part}" for part in absent),
                         ]
                     )

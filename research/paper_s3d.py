@@ -285,9 +285,9 @@ def sections(bench: Bench) -> dict[str, partial[str]]:
     return {
         "Figure 4, untrained: agreement of layers with the model": partial(untrained, bench),
         "Figure 4, trained: which layers are skipped": partial(trained_layers, bench),
-        "Figure 5: predicted and measured": partial(figure_5, bench),
-        "Figure 8: full against adapters": partial(compared, ADAPTERS, bench),
-        "Table 4: precisions and drafters by M": partial(table_4, bench),
+        "Figure 5: predicted and measured speed": partial(figure_5, bench),
+        "Figure 8: adapters against full training": partial(compared, ADAPTERS, bench),
+        "Table 4: M of precisions and drafters": partial(table_4, bench),
     }
 
 
