@@ -269,7 +269,10 @@ class DeltaNet:
 
     @property
     def numbers(self) -> int:
-        """The count of numbers in the states of all layers, without the last tokens of the convolutions."""
+        """How many numbers the recurrent layers keep of the text: a matrix per value head of each such layer.
+
+        The tokens that each convolution keeps for its next sum are not counted.
+        """
         return sum(self.layers) * self.value_heads * self.key_dim * self.value_dim
 
 
