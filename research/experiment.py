@@ -282,7 +282,7 @@ def page(
                     absent.append(name)
                 elif missing_rows:
                     absent.append(f"{name} ({', '.join(missing_rows)})")
-                    only_rows = " (where rows are named in brackets, only these rows)"
+                    only_rows = ", or only their rows in brackets"
             if absent:
                 done.append(
                     "\n".join(

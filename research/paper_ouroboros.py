@@ -247,8 +247,8 @@ def table_4(pairing: Pairing) -> str:
         lines.append([*line, *(figure(length([group]).value) if group else NOT_RUN for group in by_task)])
         above = row
     columns = (
-        "Each row is a way of drafting. *Speculative* has only the draft model, and *lookahead* and *phrases* have none. A row "
-        "that begins with + adds one part to the row above. More tokens per step are better, and so are fewer passes and rows. "
+        "Each row is a way of drafting. *Speculative* has the draft model without Ouroboros. *Lookahead* and *phrases* have no draft "
+        "model. A row that begins with + adds one part to the row above. More tokens per step are better, and so are fewer passes and rows. "
         f"All rows have {letters(SMALL)}, except *speculative, γ = {RECIPE.draft}* and the paper's recipe ({letters(RECIPE)})."
     )
     if notes:
@@ -341,11 +341,11 @@ def by_phrases(pairing: Pairing) -> str:
         [PAPER], {f"phrases {count}": {"chosen": replace(SMALL, phrases=count)} for count in counts}
     )
     rows = [by_row[PAPER] for by_row in results.values()]
-    lines = [[str(count), cell(replies)] for count, replies in zip(counts, rows, strict=True)]
+    lines = [[f"K = {count}", cell(replies)] for count, replies in zip(counts, rows, strict=True)]
     columns = (
-        f"Each row has another number of phrases (K). Drafts have all parts up to *{PAPER.removeprefix('+ ')}*.\n\n"
+        f"The rows differ in the number of phrases (K). Drafts have all parts up to *{PAPER.removeprefix('+ ')}*.\n\n"
     )
-    return columns + table(["K", "tokens per step (draft passes per step)"], lines) + prompts_of(rows[0])
+    return columns + table(["", "tokens per step (draft passes per step)"], lines) + prompts_of(rows[0])
 
 
 def prompts_of(replies: Sequence[Reply]) -> str:
