@@ -123,15 +123,19 @@ def section(figures: dict[str, Any]) -> str:
         heads = [
             "model and form",
             *(f"{n} rows" if n > 1 else "1 row" for n in ROWS),
-            "longest first step",
-            "memory for first steps",
+            "slowest first step",
+            "memory of first steps",
             "bits",
         ]
         parts.insert(
             0,
-            f"Milliseconds until a step's picks are on the host, after about {CONTEXT} tokens of text. *Static* "
-            f"steps are eager, with tensors of fixed shapes. *Bits* compares all results with those of the eager step. With recurrent "
-            f"layers, steps of more than 16 rows are not captured.\n\n{table(heads, lines)}",
+            f"A line is a model with a form of steps. The columns of rows have the milliseconds of a step after about {CONTEXT} tokens of text, "
+            "until its picks have reached the host. Less is better.\n\n"
+            "- The first step with each number of rows prepares the later ones, which takes time and memory. *Slowest first step* is the longest of the "
+            "four, and *memory of first steps* their sum.\n"
+            "- *Static* steps are eager, with tensors of fixed shapes, as recording needs them.\n"
+            "- *Bits* compares all results with those of eager steps.\n"
+            f"- With recurrent layers, steps of more than 16 rows are not captured.\n\n{table(heads, lines)}",
         )
     parts += [f"- {name} fell back, for: {result['trouble']}" for name, result in good.items() if result.get("trouble")]
     return "\n\n".join([*parts, *failed(figures)])
@@ -148,5 +152,5 @@ def aims(figures: dict[str, Any]) -> list[Aim]:
             Aim(f"{name} in {precision}: time of an eager step of one row ÷ time of a captured one", gain, 1.0)
         )
     same = shares(not result["differing"] for name, result in good.items() if not name.endswith(EAGER))
-    goals.append(Aim("share of static and captured forms whose results equal the eager one's bit for bit", same, 1.0))
+    goals.append(Aim("share of the other forms of steps with the same bits as eager steps", same, 1.0))
     return goals

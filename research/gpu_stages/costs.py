@@ -74,10 +74,11 @@ def section(figures: dict[str, Any]) -> str:
     parts = []
     if "copy" in speed:
         parts.append(
-            f"The memory of the card: {speed['copy'] / 1e9:.0f} GB/s while a large tensor is copied (read and written), "
-            f"{speed['read'] / 1e9:.0f} GB/s while one is summed. The table has the milliseconds of a forward pass by its number of "
-            f"rows, after {CONTEXT} tokens of text. In brackets is the speed at which one row reads the weights, as a share of "
-            "the speed of copying. Passes that are not *recorded* are eager."
+            f"The memory of the card reads and writes {speed['copy'] / 1e9:.0f} GB/s while a large tensor is copied. "
+            f"It reads {speed['read'] / 1e9:.0f} GB/s while one is summed.\n\n"
+            "In the next table a line is a model, and *weights* is their size. The other columns have the milliseconds of a pass by its number of "
+            f"rows, after {CONTEXT} tokens of text; less is better. Every pass reads all weights once. The share in brackets compares the speed of this "
+            "reading with the speed of copying; more is better. Passes that are not *recorded* are eager."
         )
     models = {name: result for name, result in figures.items() if name.rpartition(" ")[0] in SHAPES}
     good = {name: result for name, result in models.items() if not failure(result)}
@@ -93,7 +94,7 @@ def section(figures: dict[str, Any]) -> str:
         rows = next(iter(good.values()))["rows"]
         parts.append(table(["model", "weights", *(f"{n} rows" if n > 1 else "1 row" for n in rows)], lines))
         parts.append(
-            "The next table counts, for one step: kernels launched / recordings (CUDA graphs) launched / times that the host waits for the GPU / copies."
+            "The next table counts, for one step: kernels started / recordings started / times that the host waits for the GPU / copies. Less is better."
         )
         parts.append(table(["model", *(f"{n} rows" if n > 1 else "1 row" for n in PROFILED)], of_calls))
         parts += waits_told(good)
@@ -141,8 +142,8 @@ def waits_told(good: dict[str, Any]) -> list[str]:
             "The share of a step in which the device waits for the host is not measured: the profiler saw no work of a device."
         ]
     return [
-        "The next table has the share of a step in which the GPU waits for the host: the part of a step's time that kernels "
-        "and copies do not fill.",
+        "The next table has the share of a step's time in which the GPU runs no kernel and no copy, because it waits for "
+        "the host. Less is better.",
         table(["model", *(f"{n} rows" if n > 1 else "1 row" for n in PROFILED)], lines),
     ]
 
@@ -175,7 +176,7 @@ def aims(figures: dict[str, Any]) -> list[Aim]:
         reading = share(known, figures.get("bandwidth", {})) if known else None
         goals.append(
             Aim(
-                f"{LLAMA2} in {precision}: speed at which one row reads the weights ÷ the memory's speed",
+                f"{LLAMA2} in {precision}: speed at which a pass of one row reads the weights ÷ speed of copying",
                 reading,
                 assumed,
             )
@@ -193,7 +194,7 @@ def aims(figures: dict[str, Any]) -> list[Aim]:
     rival = products.beside_others(figures, 8)
     goals.append(
         Aim(
-            "8 rows: time with the fastest packed kernel of others ÷ time with our NF4",
+            "8 rows: time of the fastest other kernel for packed weights ÷ time of our NF4 kernel",
             rival,
             0.95,
         )

@@ -18,7 +18,14 @@ TITLES = {
 
 
 UNKNOWN = "an unknown commit"
-AIMS = "Each row compares the value that was *found* with the bound that was *wanted*. A share of 1.00 means all."
+AIMS = (
+    "Each line is an aim: what was measured, the value that was *wanted*, and the value that was *found*. "
+    "A share of 1.00 means all."
+)
+RUNS = (
+    "Each stage begins with its commands. After a command come its start, the commit, its duration, the load of the CPU, "
+    "and whether its time sufficed for all measurements."
+)
 
 
 def write(work: Path, out: Path, small: bool) -> None:
@@ -43,8 +50,9 @@ def head(stages: Sequence[Mapping[str, Any]], small: bool) -> str:
     missing = [stage for stage, content in zip(sorted(MODULES), stages, strict=True) if not content["figures"]]
     absent = f" Not run: {', '.join(missing)}." if missing else ""
     intro = (
-        "For readers of [gpu.md](../gpu.md#what-the-h200-showed) who want the measurements behind it. gpu.md explains the words, and says what follows from them. `research/gpu_proof.py` measured in *stages*, a to g. Under the title of a stage are its commands. After a command come its time, the load of the machine, and how it ended: with *all measured*, or before the measurement for which time was up."
-        f"{absent} In an *eager* step Python starts each operation; a *captured* or *recorded* step is replayed as one CUDA graph. All models except the demo "
+        "For readers of [gpu.md](../gpu.md#what-the-h200-showed) who want the measurements behind it. gpu.md explains the words, and says what follows from them. "
+        f"`research/gpu_proof.py` measured in *stages* a to g. {RUNS}"
+        f"{absent} In an *eager* step Python starts each operation; a *captured* or *recorded* step is repeated with one call (a CUDA graph). All models except the demo "
         "have random weights."
     )
     if small:
@@ -54,7 +62,7 @@ def head(stages: Sequence[Mapping[str, Any]], small: bool) -> str:
     last = runs[-1]
     commits = list(dict.fromkeys(commit for content in stages for commit in commits_of(content)))
     if len(commits) > 1:
-        commit_words = f"**figures of more than one commit**, {' and '.join(commits)}; each stage names its commit"
+        commit_words = f"**figures of more than one commit**, {' and '.join(commits)}"
     else:
         commit_words = f"localspec at {commits[0] if commits else last['commit'] or UNKNOWN}"
     versions = ", ".join(f"{name} {version}" for name, version in last["versions"].items())
@@ -82,13 +90,18 @@ def commits_told(content: Mapping[str, Any]) -> str:
     """Return a text that says which commit measured which figures; empty if only one commit did."""
     by_commit = commits_of(content)
     lines = [f"- {commit}: {', '.join(names)}" for commit, names in by_commit.items()]
-    return "By the commits that measured them:\n\n" + "\n".join(lines) + "\n\n" if len(by_commit) > 1 else ""
+    return "Figures by commit:\n\n" + "\n".join(lines) + "\n\n" if len(by_commit) > 1 else ""
+
+
+def named(commit: str | None) -> str:
+    """Return the words for the commit of a run."""
+    return f"commit {commit}" if commit else UNKNOWN
 
 
 def runs_told(runs: Sequence[Mapping[str, Any]]) -> str:
     """Return a line for each run of a stage: when and how it ran, and how busy the machine was."""
     return "\n".join(
-        f"- {run['when']}, at {run.get('commit') or UNKNOWN}, `{run['command']}`: {run.get('seconds', 0):.0f} s, load average {run['load']:.1f}, "
+        f"- `{run['command']}`: {run['when']}, {named(run.get('commit'))}, {run.get('seconds', 0):.0f} s, load average {run['load']:.1f}, "
         f"{run.get('ended', 'cut off')}"
         for run in runs
     )

@@ -206,10 +206,11 @@ def section(figures: Mapping[str, Any]) -> list[str]:
         cells = [cell(result, count) for count in ROWS]
         lines.append([name, *cells, figure(result["error"], "{:.3f}"), bits(result)])
     caption = (
-        "The next table has the microseconds of the product of 1 to 32 rows with one matrix of Llama-2-7B (`gate_up` or `down`): "
-        "recorded, and in brackets eager. A kernel is localspec's (*our*), or a function of bitsandbytes or torch. *Error* is "
-        "relative to the product with unpacked weights (*dense*). *Bits of a row* says whether a row has the same bits "
-        "when it is computed by itself and with others."
+        "In the next table a line is a kernel that multiplies rows by a matrix of Llama-2-7B, `gate_up` or `down`. *Dense* kernels have unpacked "
+        "weights, *our* kernels are localspec's, and the others are functions of bitsandbytes and torch.\n\n"
+        "- The columns of rows have microseconds, recorded and in brackets eager. Less is better.\n"
+        "- *Error* is the relative difference from the product with unpacked weights. Less is better.\n"
+        "- *Bits of a row* says at which numbers of rows a row gets other bits than by itself."
     )
     return [
         caption,
