@@ -14,8 +14,11 @@ ROOT = Path(__file__).parent.parent
 SOURCES = (ROOT / "localspec", ROOT / "tui")
 WIDTH = 100
 _SQL = re.compile(
-    r"\s*(SELECT|INSERT|UPDATE|DELETE|CREATE|ALTER|DROP|PRAGMA|ATTACH|WITH|BEGIN|VACUUM)\b.*[A-Z]{2}", re.DOTALL
+    r"\s*(SELECT|INSERT|UPDATE|DELETE|CREATE|ALTER|DROP|ATTACH|WITH|BEGIN|VACUUM)\b.*[A-Z]{2}|PRAGMA |.* (IS NULL|WHERE)\b",
+    re.DOTALL,
 )
+_WORD, _VALUE = re.compile(r"[A-Za-z][a-z']+"), re.compile(r"\{[^}]*\}")
+_MARKUP = re.compile(r"<(!doctype|svg|text|path|rect)\b")
 
 
 def sections() -> list[str]:
@@ -28,19 +31,21 @@ def sections() -> list[str]:
 def products(sources: tuple[Path, ...] = SOURCES) -> set[str]:
     """Return every text of at least three words, with a {name} for each value that the program inserts.
 
-    Files and lines are not named, so moving code changes nothing.
+    SQL, markup and texts that consist only of values are left out. Files and lines are not named, so moving code changes
+    nothing.
     """
     return {
         text
         for source in sources
         for file in source.rglob("*.py")
         for text in _literals(ast.parse(file.read_text("utf-8")))
-        if len(text.split()) > 2 and len(re.findall(r"[A-Za-z][a-z']+", text)) > 1 and not _SQL.match(text)
+        if len(text.split()) > 2 and len(_WORD.findall(text)) > 1 and _WORD.search(_VALUE.sub("", text))
+        if not _SQL.match(text) and not _MARKUP.match(text)
     }
 
 
 def _literals(node: ast.AST) -> Iterator[str]:
-    """Yield the texts below this node. Docstrings and names of types are not texts of the program."""
+    """Yield the texts below this node. Docstrings, names of types and regular expressions are not texts of the program."""
     if isinstance(node, ast.JoinedStr):
         yield "".join(part.value if isinstance(part, ast.Constant) else f"{{{_name(part)}}}" for part in node.values)  # type: ignore[misc]
         parts: list[ast.AST] = [part for part in node.values if isinstance(part, ast.FormattedValue)]
@@ -50,6 +55,8 @@ def _literals(node: ast.AST) -> Iterator[str]:
         return
     elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
         return
+    elif isinstance(node, ast.Call) and ast.unparse(node.func) in {"cast", "re.compile"}:
+        parts = node.args[1:]
     else:
         types = {getattr(node, field, None) for field in ("annotation", "returns")}
         parts = [child for child in ast.iter_child_nodes(node) if child not in types]
