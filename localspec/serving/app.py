@@ -205,7 +205,11 @@ class Serving:
 
     async def _no_such_address(self, request: Request, wrong: HTTPException) -> Response:
         path = request.url.path[:200]
-        sentence = f"There is no {request.method} {path} here; the addresses of the API begin with /v1/."
+        sentence = f"There is no {request.method} {path} here; the API for chats is at /v1/."
+        if wrong.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            sentence = (
+                f"{path} does not take {request.method}; use {(wrong.headers or {}).get('Allow', 'another method')}."
+            )
         return self._json(error(sentence, "invalid_request_error"), wrong.status_code)
 
     async def _bad_body(self, request: Request, wrong: BadBody) -> Response:

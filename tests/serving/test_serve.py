@@ -105,9 +105,9 @@ def test_models_are_listed_and_described_one_by_one(server, client):
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "model": "/etc"}, 404, "/etc"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "reasoning_effort": "high"}, 400,
          "no switch"),
-        ("/v1/chat/completions", None, 405, "GET"),
+        ("/v1/chat/completions", None, 405, "use POST"),
         ("/v1/embeddings", {"input": "x"}, 404, "embeddings"),
-        ("/v2", None, 404, "/v2"),
+        ("/v2", None, 404, "no GET /v2 here"),
     ],
 )  # fmt: skip
 def test_mistakes_are_reported_in_a_sentence(server, path, body, status, words):
