@@ -82,7 +82,7 @@ class _Fetching:
         sentences = []
         if self.whole:
             names = ", ".join(self.whole) if len(self.whole) <= 6 else f"{len(self.whole)} files"
-            sentences.append(f"What is already fetched stays in the cache: {names}.")
+            sentences.append(f"These files stay in the cache: {names}.")
         if self.coming:
             progress = f" ({self.of_coming:,} of {self.coming.bytes:,} bytes were fetched)" if self.of_coming else ""
             sentences.append(f"A later pull fetches {self.coming.name} from the start{progress}.")

@@ -78,10 +78,11 @@ def target_map(config: Mapping[str, Any], path: Path) -> TargetMap | None:
     has_bias = bool(config.get("pard2_proj_bias", config.get("proj_bias", False))) and BIAS in shapes
     fits = len(weight) == 2 and weight[0] == config.get("hidden_size") and shapes.get(BIAS, weight[:1]) == weight[:1]
     if not fits or weight[1] != config.get("pard2_target_dim", weight[1]):
-        shape, width, channels = list(weight), config.get("hidden_size"), config.get("pard2_target_dim")
+        width, channels = config.get("hidden_size"), config.get("pard2_target_dim", "not given")
+        tensors = ", ".join(f"{name} of shape {list(shape)}" for name, shape in shapes.items()) or f"no {WEIGHT}"
         raise LocalspecError(
-            f"{file} does not fit its config.json: {WEIGHT} has the shape {shape}, but the model is {width} wide and "
-            f"reads {channels} channels; fetch it again."
+            f"{file} does not fit its config.json: hidden_size is {width} and pard2_target_dim is {channels}, but the "
+            f"file has {tensors}; fetch it again."
         )
     parameters = weight[0] * weight[1] + (weight[0] if has_bias else 0)
     return TargetMap(tuple(layers), float(scale), file, has_bias, weight[1], weight[0], parameters)

@@ -68,7 +68,7 @@ class PackedMatrix:
         """Return a matrix in new, uninitialised memory. Raises LocalspecError for an impossible format."""
         if not (size := library().ls_packed_bytes(out, inputs, FORMATS[format], group)):
             raise LocalspecError(
-                f"A matrix of {out} by {inputs} in {format} cannot be packed in groups of {group}; choose another size."
+                f"A matrix of {out} by {inputs} in {format} cannot be packed in groups of {group}; give other sizes."
             )
         return cls(room(size), out, inputs, format, group)
 

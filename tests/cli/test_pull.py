@@ -134,7 +134,7 @@ def test_interrupted_at_half_and_continued(home, hub: Hub, repo, sent):
         lines = errors.splitlines()
         assert lines[-1] == "localspec: Interrupted." and len(lines) == 2
         assert re.search(
-            r"keeps .*tokenizer\.json.*\. A later pull fetches model\.safetensors .* \(1,048,576 of 3,600,\d+ bytes",
+            r"These files stay in the cache: .*tokenizer\.json.*\. A later pull fetches model\.safetensors .* \(1,048,576 of 3,600,\d+ bytes",
             lines[0],
         )
         assert wording("fetched_again_from_beginning") in lines[0] and "goes on" not in lines[0]
@@ -257,11 +257,7 @@ def test_a_file_that_is_damaged_in_the_cache_is_fetched_again(home, hub: Hub, re
 def test_another_length_than_was_planned(home, hub: Hub, repo, sent, said):
     repo.sent[WEIGHTS] = sent(repo.files[WEIGHTS])
     result = at(home, hub, "pull", "org/name")
-    assert (
-        result.returncode == 1
-        and said in result.stderr
-        and "What is already fetched stays in the cache: " in result.stderr
-    )
+    assert result.returncode == 1 and said in result.stderr and "These files stay in the cache: " in result.stderr
     assert found(home) is None and stray(home) == []
 
 
@@ -375,7 +371,7 @@ def test_a_disk_that_fills_up_meanwhile(home, hub: Hub, repo, monkeypatch):
     monkeypatch.setattr(file_download, "http_get", write)
     result = at(home, hub, "pull", "org/name")
     assert result.returncode == 4 and wording("is_full_make_room") in result.stderr
-    assert re.search(r"already fetched stays in the cache: .*config\.json\.", result.stderr)
+    assert re.search(r"These files stay in the cache: .*config\.json\.", result.stderr)
     assert found(home) is None and stray(home) == []
 
 
