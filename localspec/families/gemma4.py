@@ -47,7 +47,8 @@ def _read(config: Mapping[str, Any]) -> dict[str, Any]:
         positive(config["vocab_size_per_layer_input"]) and config["vocab_size_per_layer_input"] >= config["vocab_size"]
     ):
         raise ValueError(
-            f"vocab_size_per_layer_input = {str(config['vocab_size_per_layer_input'])[:40]} is not possible"
+            f"vocab_size_per_layer_input is {str(config['vocab_size_per_layer_input'])[:40]}; it must be an integer of "
+            f"at least vocab_size = {config['vocab_size']}"
         )
     check(config, "final_logit_softcapping", lambda value: value is None or (number(value) and 0 < value < 1e6))
     for name in ("attention_k_eq_v", "use_double_wide_mlp"):

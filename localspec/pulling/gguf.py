@@ -105,7 +105,7 @@ def memory(part: Part, settings: Settings, machine: Machine, shape: Shape | None
     if (least := share * sizes[packing]) > usable:
         shown, left = distinct(size, int(least), usable)
         return False, f"{part.source} takes about {shown}{form}, of {left} that may be used"
-    more = "the file will show how much memory it really takes"
+    more = "the exact number is known once the file is here"
     if sizes[packing] > usable:
         more = "the rest of its experts stays on the disk, so it will be slower"
     copy = second_copy(part.weights, settings) if experts else ""

@@ -309,7 +309,7 @@ class SocketEngine:
     def _load_here(self, error: NoServer | ServerDiffers) -> None:
         if self._chats:
             problem = (
-                "localspec serve is gone"
+                "localspec serve has stopped"
                 if isinstance(error, NoServer)
                 else str(error).rstrip(".").replace("The", "the", 1)
             )

@@ -122,7 +122,7 @@ TABLE = {
         Deed(("/think auto",), told("Thinking is auto from the next reply on.")),
     ],
     "typing": [
-        Deed(("Break the line",), lambda talk: "\n" in talk.typed, ("a",), EMPTY),
+        Deed(("Insert a line break",), lambda talk: "\n" in talk.typed, ("a",), EMPTY),
         Deed((wording("line_up_or_earlier_prompt"),), lambda talk: talk.typed == "two", (), ("down",)),
         Deed((wording("line_down_or_later_prompt"),), lambda talk: talk.typed == "", ("up",)),
         Deed((wording("end_line_then_conversation"),), cursor_at_the_end, ("a", "b", "home"), EMPTY),

@@ -45,7 +45,7 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
 
     OWN: ClassVar[list[Binding]] = [
         Binding("enter", "send", "Send", id="prompt.send"),
-        Binding("ctrl+j,alt+enter,shift+enter", "break_line", "Break the line", id="prompt.newline", show=False),
+        Binding("ctrl+j,alt+enter,shift+enter", "break_line", "Insert a line break", id="prompt.newline", show=False),
         Binding("up", "up", "Go up a line, or to an earlier prompt", id="prompt.earlier", show=False),
         Binding("down", "down", "Go down a line, or to a later prompt", id="prompt.later", show=False),
         Binding("end", "end", "Go to the end of the line, then of the conversation", id="prompt.to_end", show=False),
