@@ -21,6 +21,7 @@ from localspec.drafters.trained import load_drafter
 from localspec.engine.loading import load_target
 from localspec.environment import home
 from localspec.events import Reporter
+from localspec.machine import hardware
 from localspec.models import registry
 from localspec.models.drafter_cards import read_drafter
 from localspec.paths import Paths
@@ -35,6 +36,11 @@ from localspec.weights.fingerprint import Identity
 
 KINDS = ("medusa", "s3d", "semi", "parallelspec", "eagle3")
 REPORT = Reporter(lambda text: print(text, flush=True), lambda text: None)
+
+
+class _NoLoad(hardware.OthersLoad):
+    def __call__(self) -> float:
+        return 0.0
 
 
 def main() -> None:
@@ -52,6 +58,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.by_cpu:
         vars(time)["monotonic"] = time.process_time  # the clock of courses and trainings
+        vars(hardware).update(slowdown=lambda: 1.0, OthersLoad=_NoLoad)  # other programs take none of this time
     arguments.out.mkdir(parents=True, exist_ok=True)
     with (arguments.out / "pids").open("a") as pids:
         pids.write(f"{os.getpid()}\n")

@@ -52,6 +52,7 @@ def torch_build() -> TorchBuild:
     return TorchBuild(values.get("__version__", "unknown"), values.get("cuda"), values.get("hip"))
 
 
+LEAST_SHARE = 0.1  # of the cores is always left, by the rules of the system
 OWN_LOAD = 0.5  # in the average of the last minute: of this process, which has just begun
 _STATISTICS = Path("/proc/stat")
 _QUOTAS = (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"))  # of control groups, version 2 and 1
@@ -168,6 +169,11 @@ class OthersLoad:
 
     def __call__(self) -> float:
         return _others(self._began, IdleCores._read())
+
+    def slowdown(self) -> float:
+        """Return how many times longer work on all cores took than on an idle machine, by the cores that were left."""
+        cores = physical_cores()
+        return max(1.0, cores / max(_allowed_cores() - self(), LEAST_SHARE * cores))
 
 
 def _busy_seconds() -> float:

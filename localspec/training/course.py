@@ -317,12 +317,14 @@ class Course(Clock):
         append(file, [_as_line(chat.id, chat.messages) for chat in saved])
         replies, tokens = replies + len(saved), tokens + sum(len(model.encode(chat.messages)) for chat in saved)
         began, tokens_before, each = self.spent, tokens, 1 / self._budget.speed
+        others = hardware.OthersLoad()
         for questions, generation in self._chunks(model):
             if self._budget.share(replies, tokens, each, self.spent) >= 1:
                 break
             for batch in Distiller(questions, file, model, generation).run():
                 replies, tokens = replies + len(batch.new), tokens + sum(map(len, map(model.encode, batch.new)))
                 each = self._state.each = (self.spent - began) / max(tokens - tokens_before, 1)
+                self._state.slowdown = others.slowdown()
                 self.note(now=True)
                 so_far = replies, tokens, each, self.spent
                 yield Answered(replies, tokens, self._budget.share(*so_far), self._budget.expected_tokens(*so_far))

@@ -69,7 +69,7 @@ class CourseState:
     training: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)  # proposed by the drafter's kind
     each: float = 0.0  # seconds per answered token, with several conversations at once
-    slowdown: float = 1.0  # by other programs when the course began
+    slowdown: float = 1.0  # by other programs, when the course began and then during the answers
 
     def save(self, directory: Path) -> None:
         """Write plan.json atomically. Raises DoesNotFit."""
@@ -149,12 +149,13 @@ class TimeBudget:
     def speed(self) -> float:
         """The expected tokens/s of all answers together. It comes from the answers so far, or before the first answer
         from the load of the machine."""
-        return min(self.idle_speed, 1 / self.state.each) if self.state.each else self.idle_speed / self.state.slowdown
+        return 1 / self.state.each if self.state.each else self.idle_speed / self.state.slowdown
 
     @property
     def _training_seconds(self) -> float:
         """The seconds of training per token, if the machine stays as busy as it was during the answers."""
-        return self.state.token_seconds * self.idle_speed / self.speed
+        # Not by the answers' speed: it may differ from `idle_speed` because that is only an estimate.
+        return self.state.token_seconds * self.state.slowdown
 
     def _token_seconds(self, answered: float) -> float:
         """Return the seconds that reading and training take per token. Generating a token took `answered` seconds.

@@ -146,7 +146,20 @@ def test_what_other_programs_kept_busy_on_average(host: Host) -> None:
     host.has({0, 1, 2}, {0, 1, 2})
     others = OthersLoad()
     host.passes(10, {0: 10, 1: 10, 2: 10}, own=15)
-    assert others() == 1.5
+    assert others() == 1.5 and others.slowdown() == 2
+
+
+def test_other_programs_slow_work_down_only_by_the_cores_that_it_could_have(host: Host) -> None:
+    host.has({0, 1}, {0, 1})
+    others = OthersLoad()
+    assert others.slowdown() == 1
+    host.passes(10, {0: 10, 1: 10})
+    assert others.slowdown() == pytest.approx(10)
+    (hardware.CONTAINER / "cpu.max").write_text("200000 100000\n")
+    host.has({*range(64)}, {*range(64)}, cores=64)
+    others = OthersLoad()
+    host.passes(10, dict.fromkeys(range(20), 10))
+    assert others.slowdown() == 1, "44 cores are left, and a container's quota is two"
 
 
 def test_where_a_process_cannot_be_pinned_all_cpus_count(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,15 @@ def test_slow_answers_slow_everything():
     assert slow.speed == 1.0 and slow.tail > BUDGET.tail and slow.expected()[0] < BUDGET.expected()[0]
 
 
+def test_only_other_programs_slow_the_training():
+    """An estimate of the answers' speed that was too high does not."""
+    alone = replace(BUDGET, state=replace(BUDGET.state, each=10 / BUDGET.idle_speed))
+    busy = replace(alone, state=replace(alone.state, slowdown=10.0))
+    replies, tokens, each, spent = 100, 2000, alone.state.each, 300.0
+    assert alone.share(replies, tokens, each, spent) < busy.share(replies, tokens, each, spent)
+    assert alone.batch_and_rate(9999, spent, 576, False)[0] > busy.batch_and_rate(9999, spent, 576, False)[0]
+
+
 def test_answers_end_when_training_needs_the_time():
     budget, replies, each = BUDGET, 100, 1 / BUDGET.speed
     shares = [budget.share(replies, replies * REPLY, each, spent) for spent in (0.0, 600.0, MOST_ANSWERING * 3600)]
