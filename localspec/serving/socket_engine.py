@@ -309,7 +309,7 @@ class SocketEngine:
     def _load_here(self, error: NoServer | ServerDiffers) -> None:
         if self._chats:
             problem = (
-                "localspec serve has stopped"
+                "localspec serve ended"
                 if isinstance(error, NoServer)
                 else str(error).rstrip(".").replace("The", "the", 1)
             )

@@ -711,9 +711,12 @@ def test_a_model_that_cannot_be_had(talk, home, hello, messages, broken, how, co
     assert on == ([] if how == "damaged" else [f"localspec: {hello.path} continues."])
     assert [text for _, text in messages[-1]] == ["one", "Hello!", "two"]
     assert kept(home)[0].info.model == str(hello.path)
+    before = set(threading.enumerate())
     result = talk("one", f"/model {name}", "two")
     assert (result.code, result.out) == (code, "Hello!\n") and told(result, hello)[1:] == [mistake]
-    timers = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+    timers = [
+        thread for thread in threading.enumerate() if isinstance(thread, threading.Timer) and thread not in before
+    ]
     assert all(timer.finished.is_set() for timer in timers)  # none will name a wait that is over
 
 

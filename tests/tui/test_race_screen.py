@@ -82,7 +82,7 @@ async def test_a_race_with_a_prompt_of_its_own(chat, races):
         assert (
             "Race: Tell [me]" in page
             and "fast and safe␛[2J" in page
-            and re.search(r"with\s+phrases\s+and", page)
+            and re.search(r"with\s+phrases,\s+and", page)
             and REPLAYED in page
         )
         await pilot.resize_terminal(60, 24)  # the race is over, but it is drawn once more
