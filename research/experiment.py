@@ -422,9 +422,9 @@ class Bench:
     ) -> Reply:
         """Return the figures of a reply with the drafter that `make` returns.
 
-        The reply must repeat the saved text of `text`, and ends where that begins to loop. `whole` replies are neither
-        compared nor cut, because some acceptance rules change the text. `replay` decodes the saved text again without
-        the target. What the target would choose after other tokens is then unknown.
+        The reply must equal the reply without drafts, which `text` saved. It ends where that text begins to repeat
+        itself. With `whole` it is neither compared nor cut, because some acceptance rules change the text. With `replay`
+        the saved text takes the place of the target, which is faster.
         """
         if not (text := self.text(prompt, GREEDY if whole else sampling, most)):
             return {}

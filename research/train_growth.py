@@ -44,7 +44,7 @@ class _NoLoad(hardware.OthersLoad):
 
 
 def main() -> None:
-    """Train the kinds one after the other, then measure each copy, and print a table."""
+    """Train one drafter of each kind, measure the copies written during the training, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-m", "--model", default="smollm2-135m")
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)

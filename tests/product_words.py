@@ -18,7 +18,7 @@ _SQL = re.compile(
     re.DOTALL,
 )
 _WORD, _VALUE = re.compile(r"[A-Za-z][a-z']+"), re.compile(r"\{[^}]*\}")
-_MARKUP = re.compile(r"<(!doctype|svg|text|path|rect)\b")
+_PROTOCOL = re.compile(r"<(!doctype|svg|text|path|rect)\b|default-src |POST |[a-z_]+ = (ON|MEMORY|-?\d+)$")
 
 
 def sections() -> list[str]:
@@ -31,7 +31,7 @@ def sections() -> list[str]:
 def products(sources: tuple[Path, ...] = SOURCES) -> set[str]:
     """Return every text of at least three words, with a {name} for each value that the program inserts.
 
-    SQL, markup and texts that consist only of values are left out. Files and lines are not named, so moving code changes
+    SQL, markup, headers of HTTP and texts that consist only of values are left out. Files and lines are not named, so moving code changes
     nothing.
     """
     return {
@@ -40,7 +40,7 @@ def products(sources: tuple[Path, ...] = SOURCES) -> set[str]:
         for file in source.rglob("*.py")
         for text in _literals(ast.parse(file.read_text("utf-8")))
         if len(text.split()) > 2 and len(_WORD.findall(text)) > 1 and _WORD.search(_VALUE.sub("", text))
-        if not _SQL.match(text) and not _MARKUP.match(text)
+        if not _SQL.match(text) and not _PROTOCOL.match(text)
     }
 
 

@@ -85,12 +85,12 @@ class AdaptedPart:
 
     @property
     def lora_a(self) -> str:
-        """peft's name of A [rank, inputs]."""
+        """The name that the library peft gives to the adapter's matrix A [rank, inputs]."""
         return f"base_model.model.{self.name}.lora_A.weight"
 
     @property
     def lora_b(self) -> str:
-        """peft's name of B [size, rank]."""
+        """The name that the library peft gives to the adapter's matrix B [size, rank]."""
         return f"base_model.model.{self.name}.lora_B.weight"
 
 

@@ -246,7 +246,7 @@ class TrainableDrafter(nn.Module):
 
     @property
     def reads_layers(self) -> Sequence[int]:
-        """The target's layers whose keys and values of a text the loss reads, without gradients."""
+        """The indices of the target's layers whose keys and values the loss reads. They get no gradients."""
         return ()
 
     @property
