@@ -43,16 +43,17 @@ def about(lines: Sequence[Line], machine: str) -> str:
     localspec_lines = [line for line in lines if not line["variant"].startswith(LLAMA_CPP)]
     return (
         f"Made by `research/pair_speedups.py` on {machine}, {' and '.join(days)}, from {len(lines):,} replies.\n\n"
-        f"- **The same text.** All {len(localspec_lines):,} replies of localspec have the text of plain decoding; a difference ends the program.\n"
-        f"- **Turns.** All variants answer a prompt side by side, in turns of a twentieth of a second, each without "
-        f"phrases of earlier replies. llama.cpp answers after them.\n"
-        f"- **Left out** are replies of fewer than {LEAST} tokens, and *disturbed* ones, during which other programs or the host of the "
+        f"- **The same text.** All {len(localspec_lines):,} replies of localspec have the text of plain decoding. (The program stops at the first difference.)\n"
+        f"- **Turns.** All variants answer a prompt at the same time, in turns: one computes for about a twentieth of a second, "
+        f"then the next. None uses phrases of earlier replies. llama.cpp answers after them.\n"
+        f"- **Left out** are replies of fewer than {LEAST} tokens, and *disturbed* replies. During these, other programs or the host of the "
         f"virtual machine took more than {DISTURBED} of a core. Disturbed replies: {disturbed or 'none'}. The host took {stolen / 100:.1f} s in all.\n"
-        f"- **Variants.** `none` is plain decoding, without drafts. `auto` knows measured costs and how many drafted tokens were right in earlier replies; `{FIRST}` "
-        f"knows neither, as just after an import. All others are named drafters.\n"
-        f"- **Tables of ×.** × is the time of plain decoding ÷ the time of the variant, over all prompts of a kind of text. A row is a variant. "
-        f"Square brackets hold 95 % bounds, from {DRAWS} bootstrap samples of prompts. Round brackets hold the tokens per "
-        f"step, and in the row `{PLAIN}` the tokens/s. A column title such as `code (6)` counts the prompts. The last column is the geometric mean of the kinds."
+        f"- **Variants.** `none` is plain decoding. `auto` chooses by measured times, and by how many drafted tokens were right in earlier replies. `{FIRST}` "
+        f"knows neither, as just after an import. In all other variants the program names the drafter.\n"
+        f"- **Tables of ×.** A row is a variant. A column is a kind of text, with the number of its prompts: `code (6)` has six. "
+        f"Each cell has the × (time of plain decoding ÷ time of the variant) over all these prompts; larger is better, and below 1 drafts are a loss. "
+        f"Square brackets hold 95 % bounds, from {DRAWS} bootstrap samples of prompts. Round brackets hold the tokens that a "
+        f"step adds on average, and in the row `{PLAIN}` the tokens/s. The last column is the geometric mean of the kinds."
     )
 
 
@@ -112,7 +113,7 @@ def section(kinds: Kinds, lines: Sequence[Line], aims: Mapping[str, float]) -> I
     variants = [name for name in names if not name.startswith(LLAMA_CPP)]
     heads = [f"{kind} ({len(both(turns, AUTO))})" for kind, turns in kinds.items()]
     precision = next((line["precision"] for line in lines if "precision" in line), "")
-    yield f"Weights are in {'the blocks of the GGUF file' if precision == 'blocks' else precision}."
+    yield f"The model's weights are {'used as the GGUF file stores them' if precision == 'blocks' else f'in {precision}'}."
     rows = []
     for name in sorted(variants, key=lambda name: -mean(kinds, name)[0]):
         cells = [of_kind(both(turns, name, PLAIN), name) for turns in kinds.values()]
@@ -167,9 +168,9 @@ def judged(kinds: Kinds, variants: Sequence[str], aims: Mapping[str, float]) -> 
             rows.append([*cells, "" if near and not short else why])
     if rows:
         yield (
-            "The next table compares `auto` with the fastest drafter that was named. Where `auto` is more than 5 % slower"
-            f"{' or misses an aim' if aims else ''}, the last column says why: × = tokens per step ÷ (forward + draft + rest "
-            "of a step). The unit of these times is a plain step."
+            "The next table compares `auto` with the fastest drafter that was named. A row is a kind of text and a variant of `auto`. Where `auto` is more than 5 % slower"
+            f"{' or misses an aim' if aims else ''}, the last column explains both speedups: × = tokens per step ÷ time of a step. "
+            "This time is the sum of three: the model's pass over the draft, the drafting, and the rest. A plain step takes 1."
         )
         heads = [
             "text",
@@ -225,9 +226,9 @@ def beside_llama_cpp(kinds: Kinds, names: Sequence[str]) -> Iterator[str]:
         rows.append(
             [f"{name} ÷ best of llama.cpp", *cells, "{:.2f} [{:.2f}, {:.2f}]".format(*mean(renamed, name, LLAMA_CPP))]
         )
-    note = "The next table has the tokens/s of localspec and of llama.cpp on the same files, with tokens per step in round brackets. The last two rows are ratios with 95 % bounds. They take the fastest setting of llama.cpp for each kind of text."
+    note = "The next table has the tokens/s of localspec (`none` and `auto`) and of llama.cpp on the same files, with tokens per step in round brackets. More is better. The last two rows divide localspec's tokens/s by those of llama.cpp, with 95 % bounds. Above 1 localspec is faster. For each kind of text they take the fastest setting of llama.cpp."
     if any("draft" in name for name in theirs):
-        note += " `draft 8, 0.6` has a draft model that drafts at most 8 tokens, each with a probability of at least 0.6; `any` means any probability."
+        note += " In `draft 8, 0.6` a draft model drafts at most 8 tokens, and only tokens to which it gives a probability of at least 0.6. With `any` there is no such limit."
     yield note
     yield table(["tokens/s", *kinds, "mean"], rows)
     lead = mean(renamed, AUTO, LLAMA_CPP)[0]
@@ -275,9 +276,11 @@ def scarce(kinds: Kinds, variants: Sequence[str], lines: Sequence[Line]) -> Iter
     why = next(line["scarce"]["why"] for line in lines if "scarce" in line and line["scarce"]["drafter"] == first)
     counts = ", ".join(f"`{drafter}` {BY[by]} in {times}" for (drafter, by), times in counted.most_common())
     yield (
-        "The next table has M = × ÷ relative memory, and in the last column the relative memory (memory ÷ memory of plain "
-        "decoding). The larger M, the better. If only 1.6 times the model's size were free (`--scarce` sets this number), `auto` would choose "
+        "The next table weighs speedup against memory. *Relative memory*, in the last column, is memory ÷ memory of plain "
+        "decoding. M is × ÷ relative memory; larger is better. A row is a drafter. `auto` chooses the largest M where memory is "
+        "short, and otherwise the fastest drafter. If free memory were only 1.6 times the model's size (`--scarce` sets this number), `auto` would choose "
         f"{counts} of {counted.total()} replies. {expected(why)} "
-        "The last row compares this choice with the drafter of the best M, which is in brackets."
+        "The last row divides the M of this choice by the best M of the column; 1.00 means that the choice was the best. "
+        "Brackets name the drafter with the best M."
     )
     yield table(["M", *kinds, "relative memory"], rows)
