@@ -110,8 +110,9 @@ class TransformerConfig:
         id."""
         if self.per_layer_inputs[0] or any(sizes.keys_of is not None for sizes in self.layer_sizes):
             raise UsageMistake(
-                f"{kind} drafts with some of a model's own layers, but this model's layers need each other: they "
-                "share keys and values, or read inputs that a mask token does not have; use another drafter."
+                f"{kind} drafts with some of a model's own layers, but this model's layers cannot be used "
+                "separately: they share keys and values, or need an additional embedding of each token, which a mask "
+                "token does not have; use another drafter."
             )
 
     def is_recurrent(self, layer: int) -> bool:

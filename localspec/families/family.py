@@ -221,7 +221,7 @@ def two_rotations(
         for kind, default in (("full_attention", whole_default), ("sliding_attention", {}))
     )
     if not isinstance(whole, dict) or not isinstance(local, dict):
-        raise ValueError("the rope_parameters of a kind of layer are not a table")
+        raise ValueError("the rope_parameters of full_attention and sliding_attention must be tables")
     base = {**config, "rope_scaling": None, **local_default}
     return {
         "rope_scaling": None,

@@ -39,7 +39,7 @@ _SOFT_CAPS = ("final_logit_softcapping", "attn_logit_softcapping")
 
 def _read(config: Mapping[str, Any]) -> dict[str, Any]:
     if config.get("use_bidirectional_attention"):
-        raise ValueError("use_bidirectional_attention: texts are read only from left to right here")
+        raise ValueError("use_bidirectional_attention is set, but localspec reads texts only from left to right")
     check(config, "query_pre_attn_scalar", lambda value: number(value) and 0 < value < math.inf)
     types = config["layer_types"]
     if types is None:

@@ -100,7 +100,11 @@ def _whole_heads(config: Mapping[str, Any], types: Sequence[str]) -> tuple[int, 
     for name in sizes:
         check(sizes, name, positive)
     if config["num_attention_heads"] % sizes["num_key_value_heads"] or sizes["head_dim"] % 2:
-        raise ValueError(f"{sizes} is not possible for the heads of layers without a window")
+        raise ValueError(
+            f"layers without a window have num_key_value_heads = {sizes['num_key_value_heads']} and head_dim = "
+            f"{sizes['head_dim']}, but the first must divide num_attention_heads = {config['num_attention_heads']}, "
+            "and the second must be even"
+        )
     return sizes["num_key_value_heads"], sizes["head_dim"]
 
 

@@ -163,7 +163,7 @@ def verify(
     files = pulled.files if pulled else tuple(_linked_files(path))
     problems = damages(path, files, progress)
     if not pulled and not problems and not _is_complete(path):
-        problems.append("files are missing, or are not a model that localspec can use")
+        problems.append("files are missing, or the files are not a model that localspec can use")
     return Verified(commit, len(files), pulled is not None, tuple(problems))
 
 
@@ -254,7 +254,7 @@ def removable(source: Source, paths: Paths | None = None) -> Removal:
             )
         others = ", ".join(sorted(_display_name(source, name, revision.refs, known) for name, revision in here.items()))
         if others:
-            raise NotHere(f"{source} is not here; these are: {others}.")
+            raise NotHere(f"{source} is not on this machine, but these revisions are: {others}.")
         raise NotHere(f"{source} is not here, so nothing is removed.")
     names = {*here[commit].refs, *(name for name, entry in known.items() if entry.commit == commit)}
     return Removal(

@@ -87,7 +87,7 @@ def _choose(source: Source, types: dict[str, list[ExpectedFile]]) -> str:
     likely = next((name for name in ("Q4_K_M", "Q8_0") if name in read), next(iter(read)))
     whole = Source(source.repo, source.revision, likely)
     unread = f"; localspec does not read {others}" if others else ""
-    return f"choose a type, as in `localspec pull {whole}`, from {listed}{unread}."
+    return f"choose a type from {listed}{unread}. For example, run `localspec pull {whole}`."
 
 
 def _bytes(files: Sequence[ExpectedFile]) -> int:
@@ -169,7 +169,10 @@ def discard_gguf(cached: CachedGguf) -> None:
             if link.is_symlink() and not link.exists():  # another commit may have the same content
                 link.unlink()
     except OSError as error:
-        raise LocalspecError(f"{cached.path} could not be deleted ({error.strerror}); correct that.") from None
+        raise LocalspecError(
+            f"{error.filename or cached.path} could not be deleted ({error.strerror}); check the permissions of its "
+            "directory, then try again."
+        ) from None
     for commit in sorted(commits.iterdir()):
         tidy(cached.source, commit.name, [*names])
 

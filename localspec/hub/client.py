@@ -118,7 +118,9 @@ def _check_response(response: Any) -> None:
             raise LocalspecError(f"{server()} asks you to wait {seconds} seconds; try again then.")
     if headers.get("content-encoding", "identity").strip().lower() != "identity":
         # A few bytes may expand to gigabytes, and the limits count received bytes.
-        raise LocalspecError(f"{server()} sends compressed data that was requested uncompressed; try again later.")
+        raise LocalspecError(
+            f"{server()} sends compressed data, although localspec asked for uncompressed data; try again later."
+        )
     # These headers become paths in the cache; a slash in one would lead outside.
     for name in ("etag", "x-linked-etag", "x-repo-commit") if "x-repo-commit" in headers else ():
         if not re.fullmatch(r'(W/)?"?[\w=+:-]*"?', headers.get(name, ""), re.ASCII):
@@ -165,7 +167,9 @@ def must_be_online(task: str, instead: str = "") -> None:
         message = f"{task} needs the network, and HF_HUB_OFFLINE forbids it; unset that, and try again. {instead}"
         raise NotHere(message.rstrip())
     if not re.match(r"https?://[^/\s]+", hub_places().endpoint):
-        raise LocalspecError(f"HF_ENDPOINT is {server()!r}; set it to an address such as https://huggingface.co.")
+        raise LocalspecError(
+            f"HF_ENDPOINT is {server()!r}, but it must be a web address such as https://huggingface.co."
+        )
     if re.search(r"[^!-~]", client().get_token() or ""):  # httpx2 would quote it in its error
         raise LocalspecError("Your Hugging Face token has a character that no token may have; correct HF_TOKEN.")
 
@@ -207,12 +211,12 @@ def _error_of(source: Source, error: Exception) -> LocalspecError:
         return DoesNotFit(f"The disk of {hub_places().cache} is full; make room, and try again.")
     if isinstance(error, OSError) and error.errno is not None:
         place = error.filename or hub_places().cache
-        return LocalspecError(f"{place} cannot be written ({error.strerror}); correct that, and try again.")
+        return LocalspecError(f"{place} cannot be written ({error.strerror}); check its permissions, then try again.")
     if isinstance(error, OSError) and "Consistency check" in str(error):
         return LocalspecError(f"{where} sent a file of {source} with another length than announced; try again.")
     return LocalspecError(
-        f"{where} did not answer about {source} as a Hugging Face server does ({_first_line(error)}); "
-        "check HF_ENDPOINT, and whether a proxy or a login page of this network is in the way."
+        f"{where} does not answer requests about {source} like a Hugging Face server ({_first_line(error)}); "
+        "check HF_ENDPOINT, and whether a proxy or a login page of your network answers instead."
     )
 
 

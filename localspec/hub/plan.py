@@ -211,7 +211,7 @@ def _table(
             kind = "safetensors file" if suffix == ".safetensors" else "file of weights"
             raise LocalspecError(
                 f"{index} of {source} names {name[:100]!r}, which is not a {kind} in the same directory; choose "
-                "another."
+                "another model."
             )
     return table
 

@@ -68,8 +68,8 @@ def must_be_writable(paths: Paths | None = None) -> None:
             pass
     except OSError as error:
         raise LocalspecError(
-            f"Fetched models are recorded in {directory}, which cannot be written ({error.strerror}); correct that, or "
-            "set LOCALSPEC_HOME to another directory."
+            f"Fetched models are recorded in {directory}, which cannot be written ({error.strerror}); check its "
+            "permissions, or set LOCALSPEC_HOME to another directory."
         ) from None
 
 

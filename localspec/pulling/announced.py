@@ -144,7 +144,7 @@ def _memory(
     if entry is None or entry.source is None:
         return None, "not known for a drafter without its model"
     if entry.shape is None:
-        return None, "it is unknown whether the model fits: its entry gives no sizes"
+        return None, "it is unknown whether the model fits: localspec's registry does not say how large it is"
     named = options.drafter is not None
     drafter_bytes = (_sum(downloads[1:]) or 0) if named else 0
     weights = 2 * entry.shape.parameters

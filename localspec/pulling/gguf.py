@@ -68,7 +68,10 @@ def check(part: Part, packed_only: bool, settings: Settings) -> None:
     if not part.source.gguf:
         return
     if packed_only:
-        raise UsageMistake(f"--packed-only has no effect with {part.source}, which is read unchanged; leave it out.")
+        raise UsageMistake(
+            f"--packed-only has no effect with {part.source}, because GGUF files are always kept; leave "
+            "--packed-only out."
+        )
     named_packing(settings)
     name = part.config.get("architecture")
     if isinstance(name, str) and name not in OF_GGUF:
@@ -104,12 +107,12 @@ def memory(part: Part, settings: Settings, machine: Machine, shape: Shape | None
     form = "" if packing == BLOCKS else f" packed in {packing}"
     if (least := share * sizes[packing]) > usable:
         shown, left = distinct(size, int(least), usable)
-        return False, f"{part.source} takes about {shown}{form}, of {left} that may be used"
+        return False, f"{part.source} needs about {shown} of memory{form}, but only {left} may be used"
     more = "the exact number is known once the file is here"
     if sizes[packing] > usable:
         more = "the rest of its experts stays on the disk, so it will be slower"
     copy = second_copy(part.weights, settings) if experts else ""
-    return None, f"about {size(sizes[packing])}{form}, of {size(usable)} that may be used; {more}{instead}{copy}"
+    return None, f"about {size(sizes[packing])}{form}, of the {size(usable)} that may be used; {more}{instead}{copy}"
 
 
 def has_experts(architecture: object, shape: Shape | None) -> bool:
@@ -160,12 +163,16 @@ def register(
 
             bits = _bits(part.source.gguf)
             if fewer := sorted(kind for kind in {*GgufModel.open(file).types} if _bits(kind) < bits):
-                raise LocalspecError(f"{file.name} has weights in {', '.join(fewer)}, fewer bits than its name says")
+                raise LocalspecError(
+                    f"{file.name} has weights in {', '.join(fewer)}, with fewer bits than its name says"
+                )
         done = import_gguf(file, settings, reporter, origin, new_texts)
     except LocalspecError as error:
         instead = f"; --original fetches the original weights, from {texts.source}" if texts else ""
         why = str(error).rstrip(".").replace("fetch it again, or choose", "choose")  # it is the hub's own file
-        raise type(error)(f"{why}{instead}; what was fetched stays until `localspec rm {source}`: {file}.") from None
+        raise type(error)(
+            f"{why}{instead}. The fetched weights, {file}, stay on the disk until you run `localspec rm {source}`."
+        ) from None
     if texts and not earlier:
         discard_fetched(texts)
     registered = packed_sources(Paths(home()))[source]
@@ -211,13 +218,13 @@ class Instead:
         """A sentence without its final period: why this form is good enough, and when the original is needed."""
         about = "" if self.bytes is None else f" ({size(self.bytes)})"
         kind = self.form.source.gguf
-        near = f"{kind} is the publisher's own form with as many bits"
+        near = f"{kind} has as many bits and comes from the same publisher"
         if kind == "Q8_0":
             near = f"Q8_0 is about as accurate as {self.packing}, or better (finer scales, an embedding of 8 bits)"
         elif "qat" in self.form.source.repo.lower():
             near = f"{kind} is the form for which the publisher trained the model"
         return (
-            f"instead of {self.original}{about}, which would be packed in {self.packing}; {near}. A GPU, "
+            f"{kind} instead of {self.original}{about}, which would be packed in {self.packing}; {near}. A GPU, "
             "other precisions, and training that changes the weights need the original, which --original fetches"
         )
 

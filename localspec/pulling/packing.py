@@ -72,14 +72,19 @@ def packing_to_keep(plan: Plan, packing: str | None, settings: Settings) -> str:
     model = plan.parts[0]
     trouble = ""
     if model.heads:
-        raise UsageMistake(f"--packed-only is for models, but {model.source} is a drafter; leave it out.")
+        raise UsageMistake(
+            f"--packed-only works only for models, but {model.source} is a drafter; leave --packed-only out."
+        )
     if model.whole:
-        raise UsageMistake(f"--packed-only is for safetensors, but {model.source} has pickle files; leave it out.")
+        raise UsageMistake(
+            f"--packed-only works only for safetensors files, but {model.source} has pickle files; leave "
+            "--packed-only out."
+        )
     form = settings.dtype if settings.quantize == "auto" else settings.quantize  # as `run` understands them
     if form not in ("auto", *FILED):
         raise UsageMistake(
-            f"--packed-only keeps a model in {' or '.join(FILED)}, but you asked for {form}; give --quantize with "
-            "one of these, or leave --packed-only out."
+            f"--packed-only cannot keep a model in {form}; give --quantize {' or --quantize '.join(FILED)}, or leave "
+            "--packed-only out."
         )
     packing = settings.quantize if settings.quantize != "auto" else packing or LOSSLESS
     if "tokenizer.json" not in {file.name for file in model.files}:
@@ -97,9 +102,9 @@ def packing_to_keep(plan: Plan, packing: str | None, settings: Settings) -> str:
         trouble = str(error).rstrip(".")
     shape = Shape.of(model.config)
     if missing := compiled.missing():
-        trouble = f"the CPU engine would read the packed file, and {missing}"
+        trouble = f"only the CPU engine can read a packed file, and {missing}"
     if trouble:
-        raise LocalspecError(f"{model.source} cannot be kept only packed: {trouble}; leave --packed-only out.")
+        raise LocalspecError(f"{model.source} cannot be kept in packed form only: {trouble}; leave --packed-only out.")
     needed = plan.fetch_bytes + (weights(shape, "bf16", packing, "native") if shape else model.weights)
     if needed > plan.disk_free:
         shown, left = distinct(size, needed, plan.disk_free)
@@ -150,7 +155,9 @@ def pack_and_delete(part: Part, packing: str, machine: Machine, reporter: Report
         NativeTarget.open(packed.path, packing=packing)  # including its tokenizer, because no other file will remain
     except LocalspecError as error:
         problem = str(error).rstrip(".")
-        raise type(error)(f"{problem}; what was fetched stays until `localspec rm {part.source}`.") from None
+        raise type(error)(
+            f"{problem}; the fetched files stay on the disk until you run `localspec rm {part.source}`."
+        ) from None
     stays = sum(file.bytes for file in part.files if file.name in part.here and is_weights(file.name))
     return Packed(part.source, packed.path, packed.bytes, discard_fetched(part), stays)
 

@@ -217,7 +217,7 @@ def already_here(name: str, options: PullOptions) -> AlreadyHere | None:
     if options.packed_only and options.drafter == MTP:
         raise UsageMistake(f"--packed-only drops the MTP layer, which --drafter {MTP} needs; leave one of them out.")
     if options.packed_only and repository_of(name) is None:
-        raise UsageMistake(f"--packed-only has no effect with {name}, which is not fetched; leave it out.")
+        raise UsageMistake(f"--packed-only has no effect with {name}, which needs no download; leave it out.")
     return None
 
 

@@ -148,13 +148,13 @@ def only_packed(path: Path) -> NotHere:
         )
     if any(name.lower().endswith(".gguf") for name in header.origin.files):
         return NotHere(
-            f"{header.origin.name} was imported from GGUF in {packings} only, for the CPU engine. For another "
-            "packing import the file again with --quantize. Other uses need the original weights; for a registered "
-            "model `localspec pull NAME --original` fetches them."
+            f"{header.origin.name} was imported from GGUF and packed in {packings}, which only the CPU engine can use. "
+            "To get another packing, import the file again with --quantize. Everything else needs the original "
+            "weights; for a registered model, `localspec pull NAME --original` fetches them."
         )
     return NotHere(
-        f"{header.origin.name} is here only packed in {packings}, but this command needs its original weights; fetch "
-        f"them with `localspec pull {header.origin.repo or header.origin.name}`."
+        f"This machine has {header.origin.name} only packed in {packings}, but this command needs its original "
+        f"weights; fetch them with `localspec pull {header.origin.repo or header.origin.name}`."
     )
 
 
@@ -326,7 +326,8 @@ def weight_files(path: Path) -> tuple[Path, ...]:
     for name in names:
         if not re.fullmatch(r"[\w.-]{1,200}\.safetensors", name):  # only files in this directory, and no pickle
             raise LocalspecError(
-                f"{index} names {name[:200]!r}, which is not a safetensors file in the same directory; fetch it again."
+                f"{index} names {name[:200]!r}, which is not a safetensors file in the same directory; fetch the "
+                "model again."
             )
         if not (path / name).is_file():
             raise NotHere(f"{path} lacks {name}, which its index names; fetch the missing file.")

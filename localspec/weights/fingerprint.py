@@ -304,7 +304,10 @@ def weights_fingerprint(path: Path) -> str:
         try:
             streams = {file: stack.enter_context(file.open("rb", buffering=0)) for file in starts}
         except OSError as error:
-            raise LocalspecError(f"{error.filename} cannot be read ({error.strerror}); correct that.") from None
+            raise LocalspecError(
+                f"{error.filename} cannot be read ({error.strerror}); check the file and its permissions, "
+                "then try again."
+            ) from None
 
         def values(name: str, firsts: Sequence[int], count: int) -> bytes:
             file, entry = entries[name]

@@ -31,7 +31,7 @@ def _family(metadata: Metadata) -> Family:
         if drafter := why_not_in_gguf(name):
             raise LocalspecError(f"The {metadata.file} is {drafter}.")
         if not name:
-            raise LocalspecError(f"The {metadata.file} names no architecture; fetch it again, or choose another.")
+            raise LocalspecError(f"The {metadata.file} names no architecture; fetch it again, or choose another file.")
         raise LocalspecError(
             f"The {metadata.file} is of the architecture {name[:80]!r}, which localspec does not read from GGUF; "
             f"choose a model of one of these: {', '.join(OF_GGUF)}."
@@ -64,7 +64,7 @@ def config(
         windowed = ", ".join(name for name, other in OF_GGUF.items() if other.gguf and other.gguf.windows)
         raise LocalspecError(
             f"The {metadata.file} sets {form.architecture}.attention.sliding_window = {window}, which localspec "
-            f"computes only for {windowed}; choose another."
+            f"supports only for the architectures {windowed}; choose another file."
         )
     hidden, heads = number("embedding_length"), number("attention.head_count")
     if hidden is None or heads is None:
@@ -122,8 +122,9 @@ def _rotation(
         if not family.partial_rotary:
             partial = ", ".join(name for name, other in OF_GGUF.items() if other.partial_rotary)
             raise LocalspecError(
-                f"The {metadata.file} rotates {rotated} of the {head_dim} channels of a head, which localspec "
-                f"computes only for {partial}; choose another."
+                f"The {metadata.file} sets {form.architecture}.rope.dimension_count = {rotated} for heads of "
+                f"{head_dim} channels, which localspec supports only for the architectures {partial}; choose "
+                "another file."
             )
         rope["partial_rotary_factor"] = rotated / head_dim
     kind = (
@@ -139,8 +140,8 @@ def _rotation(
     if kind == "yarn" and factor != 1:
         if by_channel:
             raise LocalspecError(
-                f"The {metadata.file} scales its positions by yarn and by {by_channel[0]}, which localspec does not "
-                "compute; choose another."
+                f"The {metadata.file} scales positions both by YaRN and by the tensor {by_channel[0]}, and localspec "
+                "does not support both together; choose another file."
             )
         growth = 1 + 0.1 * math.log(max(factor, 1))
         _check_yarn(form, metadata, growth)
@@ -161,7 +162,8 @@ def _rotation(
             "long_factor": divided("rope_factors_long.weight"), "short_factor": divided("rope_factors_short.weight"),
         }  # fmt: skip
     if by_channel:
-        raise ValueError(f"the file has {by_channel[0]!r} but lacks the counterpart of this tensor")
+        (lacking,) = {*_LONG_AND_SHORT} - {*by_channel}
+        raise ValueError(f"the file has the tensor {by_channel[0]!r} but not {lacking!r}")
     if scaling != 1:
         factors = [factor] * (rotated // 2)
         return {**rope, "rope_type": "longrope", "short_factor": factors, "long_factor": factors,
@@ -180,7 +182,8 @@ def _check_yarn(form: Gguf, metadata: Metadata, growth: float) -> None:
         value = None if f"rope.scaling.yarn_{name}" in form.left_to_config else metadata.number(key)
         if value is not None and not any(math.isclose(value, number, rel_tol=1e-4) for number in usual):
             raise LocalspecError(
-                f"The {metadata.file} sets {key} = {in_short(value)}, which localspec does not compute; choose another."
+                f"The {metadata.file} sets {key} = {in_short(value)}, which localspec does not compute; choose "
+                "another file."
             )
 
 
@@ -196,7 +199,7 @@ def differences(first: ModelConfig, second: ModelConfig) -> str:
     pairs: list[tuple[str, Any, Any]] = [(name, getattr(first, name), getattr(second, name)) for name in names]
     pairs += [("rope_theta", first.rope_parameters["rope_theta"], second.rope_parameters["rope_theta"])]
     if first.model_type != second.model_type and not _same_in_gguf(first, second):
-        return f"{first.model_type} and {second.model_type}"
+        return f"model_type = {first.model_type} and {second.model_type}"
     different = (f"{name} = {a} and {b}" for name, a, b in pairs if not math.isclose(a, b, rel_tol=1e-5))
     return next(different, "")
 

@@ -133,13 +133,15 @@ def read(path: Path) -> GgufFile:
         with path.open("rb", buffering=0) as stream:
             return _Reader(path, stream).file()
     except OSError as error:
-        raise LocalspecError(f"{path} cannot be read ({error.strerror}); correct that.") from None
+        raise LocalspecError(
+            f"{path} cannot be read ({error.strerror}); check the file and its permissions, then try again."
+        ) from None
     except ValueError as error:
         raise damaged(path, str(error)[:200]) from None
 
 
 def damaged(path: Path, reason: str) -> LocalspecError:
-    return LocalspecError(f"{path} cannot be read as a GGUF file ({reason}); fetch it again, or choose another.")
+    return LocalspecError(f"{path} cannot be read as a GGUF file ({reason}); fetch it again, or choose another file.")
 
 
 class _Reader:
@@ -280,7 +282,9 @@ class _Reader:
     def _fetch(self, at: int, count: int) -> int:
         """Read on until the `count` bytes from byte `at` on are in memory. Return how many bytes are in memory then."""
         if count > self._most - at:
-            raise ValueError(f"the header claims {count} bytes where at most {self._most - at} can follow")
+            raise ValueError(
+                f"the header announces a value of {count} bytes, but at most {self._most - at} bytes can follow"
+            )
         while len(self._content) < at + count:
             piece = self._stream.read(
                 min(max(_PIECE, at + count - len(self._content)), self._most - len(self._content))

@@ -61,13 +61,14 @@ USED: Mapping[str, Callable[[Any], bool]] = {
     "tensor_data_layout": lambda value: value in ("reference", "Meta AI original pth"),
 }
 _EXPERTS = (
-    "only models with experts use the key; it is checked in their family or in OFF_WITH_EXPERTS, or tensors show it"
+    "only models with experts use the key; for these, OFF_WITH_EXPERTS or the family's file checks it, or the shapes "
+    "of tensors give the value"
 )
 _RMS = "these architectures have only RMS norms, which the key does not change"
 _CLASSES = "only models that return embeddings or classes instead of text use the key"
 # Keys that are ignored, and the reason.
 NEUTRAL: Mapping[str, str] = {
-    "vocab_size": "the number of rows of the embedding counts instead",
+    "vocab_size": "the number of rows of the embedding is used instead",
     "attention.layer_norm_epsilon": _RMS,
     "attention.group_norm_epsilon": _RMS,
     "attention.group_norm_groups": _RMS,

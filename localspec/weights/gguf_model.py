@@ -248,7 +248,7 @@ class GgufModel:
         content, tied = parse_json(texts["config.json"]), from_metadata["tie_word_embeddings"]
         published = ModelConfig.of(content)
         if difference := differences(ModelConfig.of(from_metadata), published):
-            raise ValueError(f"the file comes from another model than the publisher's texts: {difference}")
+            raise ValueError(f"the file and the publisher's config.json belong to different models: {difference}")
         # Private entries describe how this file stores weights.
         stored = {name: value for name, value in from_metadata.items() if name.startswith("_")}
         if published.tie_word_embeddings == tied and not stored:

@@ -56,7 +56,7 @@ def token_of(metadata: Metadata, role: str, count: int) -> int | None:
     if _is_token(index, count):
         return int(index)  # type: ignore[arg-type]
     if role == "eos":
-        raise ValueError(f"{key} = {in_short(index)} is not one of {count} tokens")
+        raise ValueError(f"{key} = {in_short(index)} is not the id of one of the {count} tokens")
     return None
 
 
@@ -72,7 +72,7 @@ def impossible_roles(metadata: Metadata, count: int) -> list[str]:
         if key.startswith("tokenizer.ggml.") and key.endswith("_token_id") and not _is_token(index, count)
     }
     return [
-        f"{one_line(shown(key))} = {in_short(index)} is ignored, because there are {count} tokens."
+        f"{one_line(shown(key))} = {in_short(index)} is ignored, because it is not the id of one of the {count} tokens."
         for key, index in outside.items()
         if not (type(index) is int and index in _NO_TOKEN)
     ]
@@ -90,7 +90,8 @@ def around(metadata: Metadata, tokens: Sequence[str], begins: bool) -> tuple[lis
         flag, index = metadata.flag(key), token_of(metadata, role, len(tokens))
         if flag and index is None:
             raise LocalspecError(
-                f"The {metadata.file} sets {key} = true but names no such token; fetch it again, or choose another."
+                f"The {metadata.file} sets {key} = true but has no valid tokenizer.ggml.{role}_token_id; fetch it "
+                "again, or choose another file."
             )
         added.append([index] if index is not None and (default if flag is None else flag) else [])
     return added[0], added[1]
@@ -126,7 +127,8 @@ def ends_at_words(metadata: Metadata) -> list[str]:
     ids = {f"tokenizer.ggml.{role}_token_id": token_of(metadata, role, len(tokens)) for role in ("eos", "eot", "eom")}
     words = ordinary(metadata, tokens, types, {index for index in ids.values() if index is not None})
     return [
-        f"Replies will end at {one_line(shown(tokens[index]))[:40]!r}, an ordinary word, because {key} = {index}."
+        f"The file sets {key} = {index}, so replies end at {one_line(shown(tokens[index]))[:40]!r}, although this is "
+        "an ordinary word."
         for key, index in ids.items()
         if index is not None and index in words and key in metadata.values
     ]
@@ -190,7 +192,7 @@ def tokenizer_files(metadata: Metadata, vocab_size: int) -> dict[str, Any]:
         raise ValueError(f"a token of the tokenizer has {longest:,} characters, but at most {_LONGEST:,} are allowed")
     types = metadata.numbers("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
     if len(types) != len(tokens):
-        raise ValueError(f"the tokenizer has {len(tokens)} tokens, but types for {len(types)}")
+        raise ValueError(f"the tokenizer has {len(tokens)} tokens, but {len(types)} token types")
     used = [token for token, token_type in zip(tokens, types, strict=True) if token and token_type != _UNUSED]
     if len(set(used)) < len(used):
         twice = next(token for token, count in Counter(used).items() if count > 1)
@@ -198,7 +200,7 @@ def tokenizer_files(metadata: Metadata, vocab_size: int) -> dict[str, Any]:
     if kind not in (*_MERGING, "llama"):
         raise LocalspecError(
             f"The tokenizer of the {metadata.file} is of the kind {kind[:40]!r}, but localspec reads only gpt2, "
-            "llama and gemma4; choose another."
+            "llama and gemma4; choose another file."
         )
     split = _split(metadata) if kind in _MERGING else None
     ids = {role: token_of(metadata, role, len(tokens)) for role in _ROLES}
@@ -296,7 +298,7 @@ def _merging(metadata: Metadata, tokens: Sequence[str], types: Sequence[int], sp
         try:
             made_by[interned[left], interned[right]] = interned[left + right]
         except KeyError:
-            problem = f"the tokenizer merges {shown(merge)[:80]!r}, which is not a pair that makes a token"
+            problem = f"the tokenizer's merge {shown(merge)[:80]!r} does not join two of its tokens into a third one"
             raise ValueError(problem) from None
     vocabulary = _vocabulary(tokens, types)
     unused = {token: index for index, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind == _UNUSED}
@@ -352,7 +354,7 @@ def _pieces(
     if scores is None or len(scores) != len(tokens):
         raise ValueError(f"the tokenizer has {len(tokens)} tokens but {len(scores or [])} scores")
     if odd := next((score for score in scores if not abs(score) < math.inf), None):
-        raise ValueError(f"tokenizer.ggml.scores has {in_short(odd)}")
+        raise ValueError(f"tokenizer.ggml.scores contains {in_short(odd)}, which is not a finite number")
     vocabulary = _vocabulary(tokens, types)
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
     prefix = metadata.flag("tokenizer.ggml.add_space_prefix") is not False

@@ -53,7 +53,9 @@ def gguf_source(model: GgufModel) -> PackingSource:
     config = model.config
     if least_parameters(config) > model.parameters:
         raise damaged(
-            model.path, f"the file claims {config.num_hidden_layers} layers, but has {model.parameters} weights"
+            model.path,
+            f"the file claims {config.num_hidden_layers} layers and a vocabulary of {config.vocab_size}, which need "
+            f"more than its {model.parameters} weights",
         )
     sizes = TransformerConfig.of(config)
     Rope.of(config, config.contexts[0])

@@ -338,7 +338,8 @@ def once(
                 "or set LOCALSPEC_HOME to another disk."
             ) from None
         raise CannotWrite(
-            f"{file.parent}, where packed models are kept, cannot be written ({error.strerror}); correct that."
+            f"{file.parent}, where packed models are kept, cannot be written ({error.strerror}); check the permissions "
+            "of this directory, then try again."
         ) from None
     return file
 
@@ -392,8 +393,8 @@ def _in_memory(
         np.empty(_ROOM, np.uint8)  # a check, released at once: later failures would end the process
     except (OSError, MemoryError) as error:
         raise DoesNotFit(
-            f"{origin.name} takes {size(header.section_bytes)} of memory in {packing}, but less is free; choose a "
-            "smaller model."
+            f"{origin.name} takes {size(header.section_bytes)} of memory in {packing}, which is more than is "
+            "free; choose a smaller model."
         ) from error
     if stamps(files) != initial:
         raise LocalspecError(f"{files[0]} changed while it was read; try again.")
@@ -402,9 +403,9 @@ def _in_memory(
 
 def report_packing(name: str, packing: str, reporter: Reporter) -> Progress:
     """Report that a model is being packed. Return a function to call with the progress."""
-    task = f"packing {name} in {packing}, once"
+    task = f"packing {name} in {packing} (needed only once)"
     if packing == BLOCKS:
-        task = f"writing the weights of {name} to a file, once"
+        task = f"writing the weights of {name} to a file (needed only once)"
     reporter.progress(task)
     return _shown(task, reporter)
 

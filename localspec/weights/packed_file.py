@@ -52,6 +52,7 @@ CHANGES = ("plus one", "-exp")  # of the numbers of a vector
 BLOCK_PANEL, _LINE = 16, 64  # rows of a panel of blocks; bytes
 _STORED_NAMES = {"default_packing": "answers"}  # of fields that have another name in files
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_MADE_AGAIN = "localspec makes the file again when it loads the original weights"  # the end of an error message
 _REVISION = re.compile(r"[0-9a-f]{40}")
 Progress = Callable[[int, int], None]  # bytes done, and bytes in all
 
@@ -323,7 +324,7 @@ class PackedFile:
 def undamaged(content: bytes, section: Section, label: str) -> bytes:
     """Return the content of a section. Raises DamagedFile if the content differs from its digest."""
     if joined(hashlib.sha256(content[start:end]).digest() for start, end in section.pieces) != section.digest:
-        raise DamagedFile(f"{label} is damaged; localspec must make the file again.")
+        raise DamagedFile(f"{label} is damaged; {_MADE_AGAIN}.")
     return content
 
 
@@ -347,7 +348,7 @@ def peek(file: Path) -> tuple[PackedFile, int]:
     """Return the header of a packed file, and the file's length without a check. Raises the errors of `read`."""
     try:
         if not stat.S_ISREG(file.stat().st_mode):  # opening a pipe would wait for a writer
-            raise CannotRead(f"{file} is not a regular file, so it cannot be read; move it away.")
+            raise CannotRead(f"{file} is not a regular file, so it cannot be read; move or delete it.")
         with file.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
             begin = stream.read(48)
@@ -360,7 +361,9 @@ def peek(file: Path) -> tuple[PackedFile, int]:
     except FileNotFoundError:
         raise _replaced(file) from None
     except OSError as error:
-        raise CannotRead(f"{file} cannot be read ({error.strerror}); correct that.") from None
+        raise CannotRead(
+            f"{file} cannot be read ({error.strerror}); check the file and its permissions, then try again."
+        ) from None
     if hashlib.sha256(text).digest() != begin[16:]:
         raise _damaged(file, "the header has changed")
     try:
@@ -419,7 +422,7 @@ def _replaced(file: Path) -> CannotRead:
 
 
 def _damaged(file: Path, problem: str) -> DamagedFile:
-    return DamagedFile(f"The packed file {file} is damaged ({problem}); localspec must make the file again.")
+    return DamagedFile(f"The packed file {file} is damaged ({problem}); {_MADE_AGAIN}.")
 
 
 @lru_cache(maxsize=16)  # a list of models reads the same headers repeatedly

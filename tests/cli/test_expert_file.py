@@ -252,7 +252,7 @@ def test_only_what_is_kept_is_packed_once(
     path, said = registered(mixture, []), list[str]()
     monkeypatch.setattr(opening, "PAUSE", 0.0)
     NativeTarget.open(path, packing=packing, context=64, threads=Threads(1), reporter=Reporter(progress=said.append))
-    assert said and any(", once" in one for one in said) is kept
+    assert said and any("(needed only once)" in one for one in said) is kept
     assert len(packed_in(Paths(fresh_home).packed)) == kept
 
 

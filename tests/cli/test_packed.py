@@ -244,7 +244,7 @@ def test_what_cannot_be_packed_is_refused_before_the_download(home, repo, change
     with served(org__name=Repository(files)) as hub:
         result = at(home, hub, "pull", "org/name", "--packed-only", "--yes")
         assert result.returncode == 1 and result.stderr.count("\n") == 1
-        assert re.search(f"cannot be kept only packed: .*{said}.*; leave --packed-only out", result.stderr)
+        assert re.search(f"cannot be kept in packed form only: .*{said}.*; leave --packed-only out", result.stderr)
     assert not list(common_cache(home).rglob("blobs/*"))
 
 

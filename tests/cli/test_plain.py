@@ -269,7 +269,7 @@ def test_long_waits_are_shown_as_lines(talk, home, hello, endless, monkeypatch):
     told: list[str] = []
     monkeypatch.setattr(plain._LineProgress, "show", lambda self, what: told.append(what))
     talk("x" * 2000, "x" * 900, "hi", f"/model {endless.path}", arguments=["-n", "1", "--no-spec"])
-    packing = [f"packing {model.path} in int8, once" for model in (hello, endless)]
+    packing = [f"packing {model.path} in int8 (needed only once)" for model in (hello, endless)]
     assert told == [f"loading {hello.path}", packing[0], "reading 2,003 tokens", f"loading {endless.path}", packing[1]]
 
 

@@ -141,7 +141,7 @@ def test_a_damaged_one_is_made_again_and_another_drafter_has_its_own(small_ones_
     said: list[str] = []
     load_drafter(find_drafter("medusa", card), target, reporter=Reporter(said.append))
     assert file.read_bytes() == whole
-    assert len(said) == 1 and wording("is_damaged_it_has") in said[0] and "make the file again" in said[0]
+    assert len(said) == 1 and wording("is_damaged_it_has") in said[0] and "makes the file again" in said[0]
     load_drafter(find_drafter("semi", card), target)
     assert len(drafter_files(home)) == 2
 

@@ -295,7 +295,9 @@ def test_marks_stand_around_a_text_as_the_file_says(tmp_path, role):
     assert with_marks.encode("b", False) == [1]
     assert with_marks.around == (([0], []) if role == "bos" else ([], [2]))
     del said[f"tokenizer.ggml.{role}_token_id"]
-    with pytest.raises(LocalspecError, match=f"add_{role}_token = true but names no such token"):
+    with pytest.raises(
+        LocalspecError, match=f"add_{role}_token = true but has no valid tokenizer.ggml.{role}_token_id"
+    ):
         converted({**said, f"tokenizer.ggml.add_{role}_token": True}, tmp_path)
 
 

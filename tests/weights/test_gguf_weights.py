@@ -415,7 +415,9 @@ def test_they_are_packed_once(directory, tmp_path, paths, monkeypatch):
     reporter = Reporter(progress=done.append)
     first = opened(path, reporter=reporter)
     [packed] = paths.packed.glob("*-rounded-*.packed")
-    assert done == ["writing the weights of tiny to a file, once"] and packed.stat().st_mode & 0o777 == 0o600
+    assert (
+        done == ["writing the weights of tiny to a file (needed only once)"] and packed.stat().st_mode & 0o777 == 0o600
+    )
     again = opened(path, reporter=reporter)
     assert len(done) == 1 and again.header == first.header and not again.header.registered
     assert packings(path)[0] == BLOCKS and forms(path)[BLOCKS] == path
