@@ -87,7 +87,7 @@ def _choose(source: Source, types: dict[str, list[ExpectedFile]]) -> str:
     likely = next((name for name in ("Q4_K_M", "Q8_0") if name in read), next(iter(read)))
     whole = Source(source.repo, source.revision, likely)
     unread = f"; localspec does not read {others}" if others else ""
-    return f"choose a type from {listed}{unread}. For example, run `localspec pull {whole}`."
+    return f"choose a type from this list, as in `localspec pull {whole}`: {listed}{unread}."
 
 
 def _bytes(files: Sequence[ExpectedFile]) -> int:

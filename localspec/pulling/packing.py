@@ -83,8 +83,8 @@ def packing_to_keep(plan: Plan, packing: str | None, settings: Settings) -> str:
     form = settings.dtype if settings.quantize == "auto" else settings.quantize  # as `run` understands them
     if form not in ("auto", *FILED):
         raise UsageMistake(
-            f"--packed-only cannot keep a model in {form}; give --quantize {' or --quantize '.join(FILED)}, or leave "
-            "--packed-only out."
+            f"--packed-only can keep a model only in {' or '.join(FILED)}, but you asked for {form}; give --quantize "
+            f"{' or --quantize '.join(FILED)}, or leave --packed-only out."
         )
     packing = settings.quantize if settings.quantize != "auto" else packing or LOSSLESS
     if "tokenizer.json" not in {file.name for file in model.files}:

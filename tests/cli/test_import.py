@@ -576,7 +576,7 @@ def test_all_packings_that_an_earlier_version_made_are_named(tmp_path: Path, ggu
     for file in paths.packed.glob("*.packed"):
         file.rename(paths.imports / file.name)
     refused = called(tmp_path, "run", "-m", "Tiny-Chat.Q8_0", "--dtype", "fp32", "--no-log", "Hi")
-    assert refused.returncode == 3 and "from GGUF in int4 and int8 only" in sentence(refused)
+    assert refused.returncode == 3 and "from GGUF and packed in int4 and int8," in sentence(refused)
 
 
 @pytest.mark.slow

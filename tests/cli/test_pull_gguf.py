@@ -269,7 +269,11 @@ def test_what_cannot_fit_is_refused_before_it_is_fetched(home, files, monkeypatc
         with monkeypatch.context() as patch:
             patch.setattr("localspec.pulling.pull.this_machine", lambda: small)
             result = at(home, hub, "pull", NAME, "--yes")
-            assert result.returncode == 4 and "in int4, of 1,000 bytes" in result.stderr and "--force" in result.stderr
+            assert (
+                result.returncode == 4
+                and "in int4, but only 1,000 bytes" in result.stderr
+                and "--force" in result.stderr
+            )
             assert json.loads(at(home, hub, "pull", NAME, "--dry-run", "--json").stdout)["fits"] is False
             assert blobs(home) == {}
             assert at(home, hub, "pull", NAME, "--yes", "--force").returncode == 0
@@ -307,7 +311,9 @@ def test_what_is_no_model_stays_and_is_reported(home: Path, files: dict[str, byt
         result = at(home, hub, "pull", NAME, "--yes")
         assert result.returncode == 1 and wording("what_was_fetched_stays") in result.stderr
         assert "tiny-Q8_0.gguf" in result.stderr and len(blobs(home)) == 1
-        assert f"until `localspec rm {NAME}`" in result.stderr and wording("fetch_it_again") not in result.stderr
+        assert (
+            f"until you run `localspec rm {NAME}`" in result.stderr and wording("fetch_it_again") not in result.stderr
+        )
         found = at(home, hub, "list", "--json")
         assert NAME not in found.stdout and wording("localspec_rm_deletes_it", name=NAME) in found.stderr
         for name in (NAME, "org/tiny-GGUF"):
@@ -402,9 +408,9 @@ def test_a_plan_of_a_mixture_lets_half_of_its_experts_stay_on_the_disk(architect
     fits, said = planned(8)
     assert fits is None and copy in said and "experts stays on the disk" in said
     fits, said = planned(5)
-    assert fits is False and f"takes about {size(0.55 * 10**10)}" in said
+    assert fits is False and f"needs about {size(0.55 * 10**10)}" in said
     part.config, shape = {"architecture": "gemma4"}, None
     fits, said = planned(8)
-    assert fits is False and "takes about" in said
+    assert fits is False and "needs about" in said
     fits, said = planned(20)
     assert fits is None and "copied" not in said

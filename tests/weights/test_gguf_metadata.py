@@ -269,9 +269,9 @@ def test_factors_of_channels_are_multiplied_by_those_of_positions():
         metadata("llama", {"rope.scaling.factor": 4.0, "rope.scaling.type": "none"}), shapes, lambda _: [1.0] * 32
     )
     assert off["rope_parameters"]["short_factor"] == [1.0] * 32
-    with pytest.raises(LocalspecError, match="yarn"):
+    with pytest.raises(LocalspecError, match="both by YaRN and by the tensor rope_freqs.weight"):
         config(metadata("llama", WITH_YARN), shapes, lambda _: [1.0] * 32)
-    with pytest.raises(ValueError, match="counterpart"):
+    with pytest.raises(ValueError, match="rope_factors_long.weight' but not 'rope_factors_short.weight"):
         config(metadata("phi3", {}), {**SHAPES, "rope_factors_long.weight": (32,)}, lambda _: [1.0] * 32)
 
 
