@@ -254,7 +254,7 @@ def removable(source: Source, paths: Paths | None = None) -> Removal:
             )
         others = ", ".join(sorted(_display_name(source, name, revision.refs, known) for name, revision in here.items()))
         if others:
-            raise NotHere(f"{source} is not on this machine, but these revisions are: {others}.")
+            raise NotHere(f"{source} is not on this machine, which has only {others}.")
         raise NotHere(f"{source} is not here, so nothing is removed.")
     names = {*here[commit].refs, *(name for name, entry in known.items() if entry.commit == commit)}
     return Removal(
