@@ -287,7 +287,7 @@ def remove(removal: Removal, paths: Paths | None = None) -> None:
         strategy.execute()
     path = removal.path if removal.stay else repository(removal.source)
     if os.path.lexists(path):
-        raise LocalspecError(f"{path} could not be deleted; correct its permissions.")
+        raise LocalspecError(f"{path} could not be deleted; check the permissions of its directory, then try again.")
     forget(removal.source, removal.commit, paths)
 
 

@@ -19,7 +19,7 @@ _LONGEST_ANSWER = 2**26  # bytes of an answer that is read as a whole
 _LONGEST_REFUSAL = 2**20  # bytes of an answer that redirects or refuses
 _LEAST_PIECE = 64  # bytes that any piece counts for at least, because it takes memory and time
 _LONGEST = 200  # characters of another library's message
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 @cache
@@ -171,7 +171,10 @@ def must_be_online(task: str, instead: str = "") -> None:
             f"HF_ENDPOINT is {server()!r}, but it must be a web address such as https://huggingface.co."
         )
     if re.search(r"[^!-~]", client().get_token() or ""):  # httpx2 would quote it in its error
-        raise LocalspecError("Your Hugging Face token has a character that no token may have; correct HF_TOKEN.")
+        raise LocalspecError(
+            "Your Hugging Face token has a character that no token may have; correct HF_TOKEN, or log in again with "
+            "`hf auth login`."
+        )
 
 
 @contextmanager
@@ -207,6 +210,11 @@ def _error_of(source: Source, error: Exception) -> LocalspecError:
         return LocalspecError(f"{where} cannot be reached ({_first_line(error)}); {check} and try again.")
     if isinstance(error, httpx2.HTTPError) and not isinstance(error, httpx2.UnsupportedProtocol):
         return LocalspecError(broke_off(f"{source}", _first_line(error)))
+    if isinstance(error, OSError) and error.errno == errno.EFBIG:
+        return DoesNotFit(
+            f"A file of {source} is larger than this shell or the disk of {hub_places().cache} allows; raise the limit "
+            "(`ulimit -f unlimited`), or set HF_HOME to another disk."
+        )
     if isinstance(error, OSError) and error.errno in _NO_ROOM:
         return DoesNotFit(f"The disk of {hub_places().cache} is full; make room, and try again.")
     if isinstance(error, OSError) and error.errno is not None:
@@ -249,7 +257,9 @@ def _error_of_status(source: Source, error: Any, errors: Any) -> LocalspecError:
     if isinstance(error, errors.RemoteEntryNotFoundError):
         return NotHere(f"{source} lacks a file that it listed a moment ago; try again.")
     if status == 401:
-        return NotAllowed(f"{where} does not accept your token; log in again with `hf auth login`.")
+        return NotAllowed(
+            f"{where} does not accept your token; correct HF_TOKEN, or log in again with `hf auth login`."
+        )
     if status == 403:
         return NotAllowed(
             f"{where} forbids access to {source.repo}; visit {page(source)}, and log in with `hf auth login` to an "

@@ -213,11 +213,15 @@ def already_here(name: str, options: PullOptions) -> AlreadyHere | None:
     entry = card.entry if (card := cards().get(name)) else None
     if options.original and not (entry and entry.forms):
         subject = "a repository" if entry is None else name
-        raise UsageMistake(f"--original has no effect with {subject}, which is fetched unchanged; leave it out.")
+        raise UsageMistake(
+            f"--original has no effect with {subject}, which is fetched unchanged; leave --original out."
+        )
     if options.packed_only and options.drafter == MTP:
         raise UsageMistake(f"--packed-only drops the MTP layer, which --drafter {MTP} needs; leave one of them out.")
     if options.packed_only and repository_of(name) is None:
-        raise UsageMistake(f"--packed-only has no effect with {name}, which needs no download; leave it out.")
+        raise UsageMistake(
+            f"--packed-only has no effect with {name}, which needs no download; leave --packed-only out."
+        )
     return None
 
 

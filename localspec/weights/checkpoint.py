@@ -371,7 +371,9 @@ def _header(file: Path, remedy: str = FETCH) -> bytes:
                 )
             return stream.read(length)
     except OSError as error:
-        raise LocalspecError(f"{file} cannot be read ({error.strerror}); correct its permissions.") from None
+        raise LocalspecError(
+            f"{file} cannot be read ({error.strerror}); check the file and its permissions, then try again."
+        ) from None
 
 
 def _samples(file: Path, start: int) -> bytes:
@@ -459,4 +461,6 @@ def _text(file: Path) -> bytes:
     try:
         return read_bytes(file)
     except OSError as error:
-        raise LocalspecError(f"{file} cannot be read ({error.strerror}); correct its permissions.") from None
+        raise LocalspecError(
+            f"{file} cannot be read ({error.strerror}); check the file and its permissions, then try again."
+        ) from None

@@ -181,7 +181,9 @@ def _read(files: Sequence[Path], threads: int, progress: Progress) -> dict[Path,
 
 
 def _unreadable(error: OSError) -> LocalspecError:
-    return LocalspecError(f"{error.filename} cannot be read ({error.strerror}); correct its permissions.")
+    return LocalspecError(
+        f"{error.filename} cannot be read ({error.strerror}); check the file and its permissions, then try again."
+    )
 
 
 # -- remembered --------------------------------------------------------------------------------------------------------
@@ -304,10 +306,7 @@ def weights_fingerprint(path: Path) -> str:
         try:
             streams = {file: stack.enter_context(file.open("rb", buffering=0)) for file in starts}
         except OSError as error:
-            raise LocalspecError(
-                f"{error.filename} cannot be read ({error.strerror}); check the file and its permissions, "
-                "then try again."
-            ) from None
+            raise _unreadable(error) from None
 
         def values(name: str, firsts: Sequence[int], count: int) -> bytes:
             file, entry = entries[name]

@@ -310,7 +310,7 @@ def check(
             if not all(map(used[name], values)):
                 integer = isinstance(value, float) and value.is_integer() and used[name](int(value))
                 problem = "it must be an integer, not a float" if integer else "that value is impossible"
-                raise refuse(key, f"{problem}; fetch it again, or choose another")
+                raise refuse(key, f"{problem}; fetch it again, or choose another file")
         elif name in off or name in SAME:
             if name in off:
                 computed = all(item is not None and item in off[name] for item in values)

@@ -162,7 +162,12 @@ class GgufModel:
         parts = tuple(read(file) for file in files)
         count = parts[0].metadata.get("split.count", 1)
         if type(count) is not int or count not in (0, len(parts)):
-            raise damaged(path, f"the file is one of {in_short(count)} parts, but its name does not say which")
+            wrong = f"the file is one of {in_short(count)} parts, but its name does not say which"
+            if len(parts) > 1:
+                wrong = (
+                    f"the file has split.count = {in_short(count)}, but its name says that there are {len(parts)} parts"
+                )
+            raise damaged(path, wrong)
         model, tensors = cls(parts, publisher_texts), parts[0].metadata.get("split.tensors.count")
         if len(parts) > 1 and tensors is not None and in_short(tensors) != str(len(model.places)):
             raise damaged(path, f"the parts have {len(model.places)} tensors instead of {in_short(tensors)}")
@@ -318,7 +323,7 @@ class GgufModel:
         if unknown := sorted(self.places.keys() - expected):
             raise LocalspecError(
                 f"{self.path} has a tensor {unknown[0]!r}, which localspec does not expect in a {sizes.family} model; "
-                "choose another."
+                "choose another file."
             )
         return tensors
 

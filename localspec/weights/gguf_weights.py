@@ -52,10 +52,11 @@ def gguf_source(model: GgufModel) -> PackingSource:
     """Return a GGUF model as input for packing, from headers only. Raises LocalspecError for an unsupported model."""
     config = model.config
     if least_parameters(config) > model.parameters:
+        experts = f" of {config.experts.count} experts" if config.experts else ""
         raise damaged(
             model.path,
-            f"the file claims {config.num_hidden_layers} layers and a vocabulary of {config.vocab_size}, which need "
-            f"more than its {model.parameters} weights",
+            f"the file claims {config.num_hidden_layers} layers{experts} and a vocabulary of {config.vocab_size}, "
+            f"which need more than its {model.parameters} weights",
         )
     sizes = TransformerConfig.of(config)
     Rope.of(config, config.contexts[0])
