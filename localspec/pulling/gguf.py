@@ -218,7 +218,7 @@ class Instead:
         """A sentence without its final period: why this form is good enough, and when the original is needed."""
         about = "" if self.bytes is None else f" ({size(self.bytes)})"
         kind = self.form.source.gguf
-        near = f"{kind} has as many bits and comes from the same publisher"
+        near = f"{kind} has about as many bits and comes from the same publisher"
         if kind == "Q8_0":
             near = f"Q8_0 is about as accurate as {self.packing}, or better (finer scales, an embedding of 8 bits)"
         elif "qat" in self.form.source.repo.lower():
