@@ -230,7 +230,7 @@ def pack_gguf(
         write_with_room(file, header, source.filler({}), threads, report_packing(origin.name, packing, reporter))
         if stamps(files) != initial:
             file.unlink(missing_ok=True)
-            raise LocalspecError(f"{files[0]} changed while it was read; try again.")
+            raise LocalspecError(f"The weights of {origin.name} changed while they were read; try again.")
 
     def serves(existing: Header) -> bool:
         return packing != BLOCKS or _tensors(existing) == _tensors(header)
@@ -397,7 +397,7 @@ def _in_memory(
             "free; choose a smaller model."
         ) from error
     if stamps(files) != initial:
-        raise LocalspecError(f"{files[0]} changed while it was read; try again.")
+        raise LocalspecError(f"The weights of {origin.name} changed while they were read; try again.")
     return replace(model, head_rows=source.head_rows(recipe))
 
 

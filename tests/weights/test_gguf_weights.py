@@ -492,7 +492,7 @@ def test_a_file_that_changes_while_it_is_read_is_reported(directory, tmp_path, p
         return before(*given)
 
     monkeypatch.setattr(packer, "_fill_blocks", touching)
-    with pytest.raises(LocalspecError, match="changed while it was read"):
+    with pytest.raises(LocalspecError, match="The weights of .+ changed while they were read"):
         open_blocks(found, 1)
 
 
