@@ -134,9 +134,8 @@ def _unusable_network_settings(error: Exception) -> str:
         for name, value in network_variables("" if isinstance(error, OSError) else "_proxy").items()
     )
     why = "a SOCKS proxy needs the Python package socksio" if isinstance(error, ImportError) else _first_line(error)
-    return (
-        f"The network settings of this shell cannot be used ({without_password(why)}): {shown}; correct or unset them."
-    )
+    listed = f": {shown}" if shown else ""  # the system's settings may name a proxy, too
+    return f"The network settings of this machine cannot be used ({without_password(why)}){listed}; correct or remove them."
 
 
 def server() -> str:
