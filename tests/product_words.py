@@ -18,7 +18,24 @@ _SQL = re.compile(
     re.DOTALL,
 )
 _WORD, _VALUE = re.compile(r"[A-Za-z][a-z']+"), re.compile(r"\{[^}]*\}")
-_PROTOCOL = re.compile(r"<(!doctype|svg|text|path|rect)\b|default-src |POST |[a-z_]+ = (ON|MEMORY|-?\d+)$")
+_FORMATTING = {
+    "join",
+    "size",
+    "quote",
+    "one_line",
+    "in_short",
+    "shown",
+    "shortened",
+    "str",
+    "repr",
+    "round",
+    "sorted",
+    "map",
+    "int",
+    "list",
+    "gib",
+}
+_PROTOCOL = re.compile(r"<(!doctype|svg|text|path|rect)\b|default-src |POST |bind |[a-z_]+ = (ON|MEMORY|-?\d+)$")
 
 
 def sections() -> list[str]:
@@ -66,14 +83,38 @@ def _literals(node: ast.AST) -> Iterator[str]:
 
 
 def _name(part: ast.AST) -> str:
-    """Return the last name in an inserted expression: `name` for {card.name!r}."""
-    value: Any = part.value if isinstance(part, ast.FormattedValue) else part
-    while not isinstance(value, ast.Name | ast.Attribute):
-        inner = getattr(value, "func", None) or getattr(value, "value", None)
-        if not isinstance(inner, ast.AST):
-            return "…"
-        value = inner
-    return (value.id if isinstance(value, ast.Name) else value.attr).strip("_")
+    """Return a name for an inserted expression: `name` for {card.name!r}, and `paths` for {", ".join(map(str, paths))}."""
+    match part:
+        case ast.FormattedValue(value=value) | ast.Subscript(value=value, slice=ast.Slice()) | ast.Starred(value=value):
+            return _name(value)
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name.strip("_")
+        case ast.Subscript(slice=ast.Constant(value=str(key))):
+            return key
+        case ast.Call(func=ast.Name(id="counted"), args=[_, ast.Constant(value=noun), *_]):
+            return f"number_of_{noun.replace(' ', '_')}s"
+        case ast.Call(func=ast.Name(id="len"), args=[things]):
+            return f"number_of_{_name(things)}"
+        case ast.JoinedStr(values=parts):
+            return next((_name(inner) for inner in parts if isinstance(inner, ast.FormattedValue)), "…")
+        case ast.IfExp(body=ast.Constant(), orelse=value):
+            return _name(value)
+        case ast.Call(func=func, args=args) if _last(func) in _FORMATTING:
+            return next((name for name in map(_name, reversed(args)) if name != "…"), _last(func))
+        case ast.Call(func=func) | ast.Subscript(value=func) | ast.UnaryOp(operand=func) | ast.IfExp(body=func):
+            return _name(func)
+        case ast.GeneratorExp(generators=[inner, *_]) | ast.ListComp(generators=[inner, *_]):
+            return _name(inner.iter)
+        case ast.BinOp(left=left, right=right):
+            return _name(right if isinstance(left, ast.Constant) else left)
+        case ast.BoolOp(values=[first, *_]) | ast.List(elts=[first, *_]) | ast.Tuple(elts=[first, *_]):
+            return _name(first)
+    return "…"
+
+
+def _last(func: ast.AST) -> str:
+    """Return the last name of a function: `join` for `", ".join`."""
+    return func.id if isinstance(func, ast.Name) else func.attr if isinstance(func, ast.Attribute) else ""
 
 
 def helped() -> list[tuple[str, str]]:

@@ -229,11 +229,13 @@ def test_every_key_is_used_and_every_key_that_is_used_is_there():
 def test_the_program_s_texts_are_found_wherever_they_are(tmp_path):
     (tmp_path / "a.py").write_text(
         '"""Says nothing of this."""\nraise NotHere(f"There is no model {card.name!r}; {self._hint(x)} or {1 + 1}.")\n'
+        "print(f\"It lacks {counted(n, 'line')} of {len(rows)}: {', '.join(map(str, paths))}\")\n"
         'SQL = "SELECT a FROM b"\nprint("Nothing was done" " at all.")\n'
     )
     (tmp_path / "b.py").write_text('say("Nothing was done at all.")\n')
     (tmp_path / "c.py").write_text('def run(one: "Model | None", yes: A[bool, Option(help="Do not ask.")]): ...\n')
-    said = {"There is no model {name}; {hint} or {…}.", "Nothing was done at all.", "Do not ask."}
+    counted = "It lacks {number_of_lines} of {number_of_rows}: {paths}"
+    said = {counted, "There is no model {name}; {hint} or {…}.", "Nothing was done at all.", "Do not ask."}
     assert product_words.products((tmp_path,)) == said
 
 
