@@ -313,7 +313,7 @@ def packed_only(request, home, hub: Hub) -> SimpleNamespace:
 
 @pytest.mark.parametrize("packed_only", ["int8", "int4"], indirect=True)
 def test_packed_only_it_runs_in_its_packing_and_nothing_else_is_suggested(packed_only):
-    result = packed_only.run("run", "Hi", "-m", "org/name", "-n", "4", "--json")
+    result = packed_only.run("run", "Hi", "-m", "org/name", "-n", "4", "--temp", "0", "--json")
     assert result.returncode == 0, result.stderr
     said = json.loads(result.stdout)
     assert (said["quantize"], said["engine"]) == (packed_only.packing, "native") and said["completion_tokens"] > 0
