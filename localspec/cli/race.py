@@ -65,7 +65,7 @@ def race_command(
     cast: Annotated[
         Path | None, typer.Option("--cast", metavar="FILE", help="Record the replay in asciinema's format.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of pictures.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of the display.")] = False,
 ) -> int:
     """Watch one prompt answered with and without drafts: step by step, then again at true speed.
 

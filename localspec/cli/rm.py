@@ -51,7 +51,7 @@ _SHARED = "Other programs share this cache, and would have to fetch the files ag
 def rm(
     name: Annotated[str, typer.Argument(help="A registered name, org/repo[@revision], a directory, or a packed file.")],
     yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Do not ask. Phrases stay unless --phrases is given.")
+        bool, typer.Option("--yes", "-y", help="Do not ask. Learned phrases stay unless you add --phrases.")
     ] = False,
     phrases: Annotated[bool, typer.Option("--phrases", help="Also delete the phrases learned from the model.")] = False,
 ) -> None:
@@ -204,7 +204,7 @@ def _without_others(files: list[Path], sources: list[str]) -> list[Path]:
     """Return the packed files, except those of repositories that are not in `sources`. Print the exceptions."""
     others = {file: other for file in files if (other := other_source(file, sources))}
     for file, other in others.items():
-        typer.echo(one_line(f"{other}, packed, has the same weights and stays: {file}"))
+        typer.echo(one_line(f"The packed form of {other} has the same weights, and is not deleted: {file}"))
     return [file for file in files if file not in others]
 
 
@@ -220,9 +220,9 @@ def _removal_lines(removal: Removal, name: str) -> list[str]:
     source = removal.source
     lines = [f"{source} ({removal.commit[:12]}), {size(removal.bytes)}, in {removal.path}"]
     if removal.also:
-        lines.append(f"Deleted too, because it is the same commit: {', '.join(removal.also)}.")
+        lines.append(f"Other names of the same commit are deleted too: {', '.join(removal.also)}.")
     if removal.stay:
-        lines.append(f"Not deleted: {', '.join(removal.stay)}.")
+        lines.append(f"Other revisions of the repository are not deleted: {', '.join(removal.stay)}.")
     if drafter := drafter_made_of(removal.source, removal.commit):
         lines.append(f"The drafter made from these files is deleted too: {drafter}.")
     if users := _other_models_with(source, name):
@@ -291,8 +291,8 @@ class _DerivedData:
         if self.answers:
             total = size(sum(map(_bytes_below, self.answers)))
             yield (
-                f"The model's saved answers for trainings, {total}, are deleted too, unless the model is here in "
-                "another form."
+                f"The answers that the model wrote for training drafters, {total}, are deleted too, unless another "
+                "form of the model stays on this machine."
             )
         for drafter in sorted(self.drafters):
             yield f"A drafter that was trained for the model is not deleted: {drafter}."
@@ -310,7 +310,7 @@ class _DerivedData:
         for folder in self.answers:
             total = _bytes_below(folder)
             shutil.rmtree(folder)
-            typer.echo(f"Deleted the model's saved answers for trainings ({size(total)}).")
+            typer.echo(f"Deleted the answers that the model wrote for training drafters ({size(total)}).")
         self._delete_phrases(yes, phrases)
         if self.conversations:
             stay = "stays" if self.conversations == 1 else "stay"

@@ -51,8 +51,8 @@ def run(
         list[str] | None,
         typer.Argument(
             metavar="[MODEL] [PROMPT]",
-            help="The prompt, which may be about piped text. '-' means piped text only. A model may precede the "
-            "prompt.",
+            help="The prompt, which may be about piped text. '-' means piped text only. You can put the name of a "
+            "model before the prompt.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
@@ -61,14 +61,16 @@ def run(
     ] = False,
     keep: Annotated[
         str | None,
-        typer.Option("--keep", metavar="TIME", help="Keep the model loaded for this long afterwards: 30s, 10m, 2h."),
+        typer.Option(
+            "--keep", metavar="TIME", help="Keep the model loaded for this long after the reply: 30s, 10m, 2h."
+        ),
     ] = None,
     stats: Annotated[bool, typer.Option("--stats", help="Print two lines of figures on standard error.")] = False,
     flags: SharedFlags,
 ) -> int:
     """Print one answer; for pipelines."""
     if as_json and stream_json:
-        raise UsageMistake("--json and --stream-json exclude each other; give one of them.")
+        raise UsageMistake("--json and --stream-json cannot be combined; give only one of them.")
     flags, prompt = _model_and_prompt(flags, words or [])
     keep_for = None if keep is None else keep_seconds(keep, flags.settings)
     question = _prompt(prompt, flags.files)
@@ -164,7 +166,7 @@ def _model_and_prompt(flags: SharedFlags, words: Sequence[str]) -> tuple[SharedF
     other words, and NotHere for an address on the hub whose model is not here.
     """
     if len(words) == 1 and (model := name_in_prompt(words[0])) is not None and flags.settings.elsewhere is None:
-        say(f'{words[0]!r} is the prompt; `localspec run {model} "your question"` would choose the model.')
+        say(f'{words[0]!r} is taken as the prompt; to ask that model, type `localspec run {model} "your question"`.')
     if len(words) < 2:
         return flags, words[0] if words else None
     if is_address(words[0]) and (model := full_name(words[0])) not in known():

@@ -29,7 +29,7 @@ app = typer.Typer()
 @takes_settings(
     "model", "max_tokens", "context", "drafter", "draft_max", "drafter_rule", "accept", "exact", "pool", "device",
     "dtype", "quantize", "threads", "log",
-    max_tokens="The longest reply if a request does not say, in tokens.",
+    max_tokens="The longest reply in tokens, for requests that give no limit.",
     log="Save learned phrases; requests are never saved.",
 )  # fmt: skip
 def serve(

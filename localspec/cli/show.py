@@ -215,7 +215,7 @@ def _drafter_in_words(drafter: PublishedDrafter) -> str:
         f"{drafter.source}, by {drafter.publisher or 'unknown'}" if drafter.source else "a small model of its family"
     )
     if drafter.source is None and drafter.kind in kinds("published"):
-        where = "part of the model's files, if they include the layer"
+        where = "part of the model's files, if they include the layer that this drafter uses"
     if drafter.source is None and drafter.kind in kinds("weights"):
         where = f"not published; train it with `localspec train {drafter.kind}`"
     accepted = f", {drafter.accepted.length} tokens/step ({drafter.accepted.source})" if drafter.accepted else ""
@@ -231,7 +231,11 @@ def _value_in_words(key: str, value: object) -> str:
             return "none"
         return "; ".join(value) if any(", " in item for item in value) else ", ".join(value)
     if key == "verified":  # in JSON a word for programs; people would think of `localspec verify`
-        return "localspec is known to work with this source" if value else "localspec was never tested with this source"
+        return (
+            "localspec is known to work with the files from this source"
+            if value
+            else "localspec was never tested with the files from this source"
+        )
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)

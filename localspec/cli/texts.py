@@ -61,7 +61,7 @@ def read_file(file: Path) -> str:
         return decoded(read_bytes(file, LONGEST, pipe=True))
     except OSError as error:
         raise UsageMistake(
-            f"{file} cannot be read ({error.strerror}); correct its permissions, or give another file."
+            f"{file} cannot be read ({error.strerror}); check its path and permissions, or give another file."
         ) from None
     except ValueError as error:
         raise UsageMistake(f"{file} cannot be read, because it {error}; give a text file.") from None

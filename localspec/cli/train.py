@@ -105,7 +105,9 @@ def train(
     hours: Annotated[
         float | None,
         typer.Option(
-            metavar="N", help="Time limit in hours, for answers and bench too; by default 6 if answers are generated."
+            metavar="N",
+            help="Time limit in hours. It includes the time for answers and the bench. By default 6 if answers are "
+            "generated.",
         ),
     ] = None,
     epochs: Annotated[
@@ -137,7 +139,10 @@ def train(
     ] = "soft",
     save_every: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Seconds between checkpoints.")] = 300.0,
     keep_answers: Annotated[
-        bool, typer.Option("--keep-answers", help="With --data history: keep the training text, answers.jsonl.")
+        bool,
+        typer.Option(
+            "--keep-answers", help="With --data history: keep answers.jsonl, the file with the training text."
+        ),
     ] = False,
     dry_run: Annotated[
         bool,
@@ -150,8 +155,8 @@ def train(
 ) -> int:
     """Train a drafter for a model. Repeat a stopped command to continue it.
 
-    Without --data, or with --data history, the model answers prompts first, and the drafter is kept only if it
-    pays, which a bench decides.
+    Without --data, or with --data history, the model answers prompts first, and the drafter is kept only if a
+    bench shows that it makes replies faster.
     """
     began = _beginning()
     if kind not in kinds("weights"):
@@ -175,8 +180,8 @@ def train(
     card = _model_to_train_for(settings, progress, saves=not dry_run)
     if any(drafter.kind == kind and drafter.shipped for drafter in trained_drafters(card)):
         progress.notice(
-            f"a trained {kind} for {card.name} comes with localspec, and `auto` may choose it; training another pays "
-            "only for text like your own: --data history, or --data FILE."
+            f"a trained {kind} for {card.name} comes with localspec, and `auto` may choose it; training another one "
+            "helps only with text like your own, given by --data history or --data FILE."
         )
     directory = output or Paths(home()).drafters / f"{file_stem(_public_name(card))}-{kind}"
     usable(directory)
@@ -287,7 +292,7 @@ def _run_course(course: "Course", interrupt: Interrupt, progress: Progress) -> "
             answers, tokens = counted(state.replies, "answer"), counted(state.tokens, "token")
             progress.show(
                 f"{100 * state.done:.0f} %  {answers} so far ({tokens})"
-                + (f"; there is time for about {state.more} more" if state.more else "")
+                + (f"; about {counted(state.more, 'more answer')} to come" if state.more else "")
             )
         if (job := course.train()) is not None:
             if not _run(job, interrupt, progress):
@@ -304,11 +309,12 @@ def _run_course(course: "Course", interrupt: Interrupt, progress: Progress) -> "
 
 def _plan(course: "Course") -> Iterator[str]:
     plan, request = course.plan, course.request
-    yours = f"it learns from {plan.conversations} of your conversations; " if plan.conversations else ""
+    yours = f"the drafter learns from {plan.conversations} of your conversations; " if plan.conversations else ""
     parts = (
-        f"{yours}{request.name} answers at most {plan.prompts} prompts with at most {plan.tokens:,} tokens (about "
-        f"{_duration(3600 * plan.answering)}); the drafter is trained (about {_duration(3600 * plan.training)}); a "
-        f"bench measures it on other prompts (about {_duration(3600 * plan.bench)})"
+        f"{yours}{request.name} answers at most {plan.prompts} prompts, in at most {plan.tokens:,} tokens in total "
+        f"(about {_duration(3600 * plan.answering)}); then the drafter is trained (about "
+        f"{_duration(3600 * plan.training)}); then a bench measures it on other prompts (about "
+        f"{_duration(3600 * plan.bench)})"
     )
     if course.resumed:
         yield f"continuing a plan of {_duration(3600 * plan.limit)}, of which {_duration(course.left)} are left."
@@ -320,8 +326,8 @@ def _plan(course: "Course") -> Iterator[str]:
             "other programs are running."
         )
     yield (
-        f"the training takes about {plan.memory / 2**30:.1f} GiB of memory, and {plan.files / 2**20:.0f} MiB in "
-        f"{course.directory}; the drafter is kept if it pays."
+        f"the training needs about {plan.memory / 2**30:.1f} GiB of memory, and {plan.files / 2**20:.0f} MiB of disk "
+        f"space in {course.directory}; the drafter is kept only if it makes replies faster."
     )
 
 
@@ -357,7 +363,8 @@ def _run(job: "Job", interrupt: Interrupt, progress: Progress) -> bool:
             if steady and not estimated and report.done < 1:
                 estimated = True
                 progress.notice(
-                    f"{_duration(report.left)} more, about {counted(report.steps, 'step')} in all at the present speed."
+                    f"at the present speed the training takes {_duration(report.left)} more, and about "
+                    f"{counted(report.steps, 'step')} in total."
                 )
             _show_step(progress, report, losses)
     interrupt.wait_for_step = False
@@ -421,7 +428,7 @@ def _used(report: dict[str, Any], model: str) -> str:
 
 def _right(accuracy: Sequence[Sequence[float]]) -> str:
     shares = ", ".join(f"{100 * line[0]:.0f}" for line in accuracy)
-    return f"the first{', second, …' if len(accuracy) > 1 else ''} drafted token was right in {shares} %"
+    return f"the first{', second, …' if len(accuracy) > 1 else ''} drafted token was right in {shares} % of cases"
 
 
 def _duration(seconds: float) -> str:

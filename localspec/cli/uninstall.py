@@ -139,7 +139,9 @@ def uninstall(
     failures, deleted = _delete_all(entries, removals if delete_fetched else [], paths)
     if failures:
         rest = "Everything else is deleted" if deleted else "Nothing was deleted"
-        raise LocalspecError(f"{'; '.join(failures)}. {rest}; correct that and try again.")
+        raise LocalspecError(
+            f"{'; '.join(failures)}. {rest}. Check the permissions of these files and their folders, then try again."
+        )
     typer.echo(f"Deleted; {size(total + (models if delete_fetched else 0))} freed.")
     for root in filter(Path.is_dir, dict.fromkeys(entry.root for entry in entries)):
         reason = "because it has files that localspec did not write"
@@ -210,13 +212,15 @@ def places_of(paths: Paths) -> dict[Path, list[OwnedPath]]:
         OwnedPath(paths.serving_key, "the key of `localspec serve`", True, True),
         OwnedPath(paths.choice, "the model that answers"),
         OwnedPath(paths.former_names, "former names of models"),
-        OwnedPath(paths.imports, "models from GGUF files, and others that are here only packed", names=_PACKED),
+        OwnedPath(
+            paths.imports, "models from GGUF files, and models that are here only as packed files", names=_PACKED
+        ),
         OwnedPath(paths.drafters, "trained drafters"),
         OwnedPath(paths.answers, "answers of models, as training data for drafters"),
         OwnedPath(paths.pulled, "records of the fetched models"),
         OwnedPath(paths.socket, "the socket of `localspec serve`"),
         OwnedPath(paths.socket.with_name(f"{paths.socket.name}.lock"), "the lock of `localspec serve`"),
-        OwnedPath(paths.last_notice, "the time at which localspec last said which model answers"),
+        OwnedPath(paths.last_notice, "the time of the last notice that named the answering model"),
         OwnedPath(paths.logs, "logs of localspec", True),
         OwnedPath(paths.packed, "packed models", names=_PACKED),
         OwnedPath(paths.tokenizers, "records of tokenizers that can be loaded safely"),

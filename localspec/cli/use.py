@@ -21,7 +21,8 @@ app = typer.Typer()
 @app.command()
 def use(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="A model here; a unique prefix of its name is enough.")
+        str | None,
+        typer.Argument(metavar="[NAME]", help="A model on this machine; a unique prefix of its name is enough."),
     ] = None,
 ) -> None:
     """Choose the model that answers when you name none; without NAME, show it and why it answers."""
@@ -39,7 +40,9 @@ def use(
     try:
         save_choice(registry.reference(card), "use", paths)
     except OSError as error:
-        raise LocalspecError(f"{paths.choice} cannot be written ({error.strerror}); correct its permissions.") from None
+        raise LocalspecError(
+            f"{paths.choice} cannot be written ({error.strerror}); check the permissions of its folder, then try again."
+        ) from None
     print(one_line(f"{card.name} answers from now on when you name no model."))
     if settings.model is not None:
         say(f"{settings.shown('model')} still overrides this choice.")

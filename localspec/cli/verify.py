@@ -58,11 +58,7 @@ def verify_model(
         ]
         if not result.problems:
             files = f"{counted(result.files, 'file')} {'agrees' if result.files == 1 else 'agree'}"
-            basis = (
-                "the digests recorded when it was pulled"
-                if result.recorded
-                else "the digests in the cache's file names"
-            )
+            basis = "the digests that `pull` recorded" if result.recorded else "the digests in the cache's file names"
             typer.echo(one_line(f"{source} ({result.commit[:12]}): {files} with {basis}."))
     if problems or damaged:
         raise LocalspecError(f"{(problems + damaged)[0]}.")
@@ -75,7 +71,7 @@ def _verify_unfetched(name: str) -> list[str]:
     checkpoint = inspect(path)
     if checkpoint.packing:
         return _verify_imported(name, path, paths)
-    typer.echo(one_line(f"{name}: weights of {size(checkpoint.bytes)} are complete, judged by their headers."))
+    typer.echo(one_line(f"{name}: the weights ({size(checkpoint.bytes)}) are complete, according to their headers."))
     changed = _changed_files(name, checkpoint.weight_files, paths)
     if changed:  # the model may have been packed from other weights; the present ones count from now on
         forget(checkpoint.weight_files, (mark for _, mark in fingerprints(checkpoint.weight_files).values()), paths)
@@ -83,8 +79,8 @@ def _verify_unfetched(name: str) -> list[str]:
             if file.parent == paths.packed:
                 file.unlink(missing_ok=True)
     return [
-        f"{file} of {name} has changed, although its size and date are the same; the model is packed again when it is "
-        "next loaded"
+        f"The content of {file} of {name} has changed, although the file's size is the same; the model is packed again "
+        "when it is next loaded"
         for file in changed
     ]
 
@@ -103,8 +99,8 @@ def _verify_imported(name: str, path: Path, paths: Paths) -> list[str]:
         return []
     changed = _changed_files(name, files, paths, listed=True)
     return [
-        f"{file} of {name} has changed, although its size and date are the same; to use it as it is now, delete {name} "
-        f"with `localspec rm {name}`, and import it again"
+        f"The content of {file} of {name} has changed, although the file's size is the same; to use the new content, "
+        f"delete {name} with `localspec rm {name}`, and import it again"
         for file in changed
     ]
 
@@ -119,9 +115,9 @@ def _changed_files(name: str, files: Sequence[Path], paths: Paths, listed: bool 
         results = reread(files, marks, paths, show)
     for file, result in results.items():
         if result.hidden_change:
-            typer.echo(one_line(f"{name}: {file} has changed, although its size and fingerprint have not."))
+            typer.echo(one_line(f"{name}: the content of {file} has changed, although the file's size is the same."))
         if listed:
-            typer.echo(one_line(f"{name}: {file} has sha256 {result.digest}, fingerprint {marks[file]}."))
+            typer.echo(one_line(f"{name}: {file} has the SHA-256 {result.digest} and the fingerprint {marks[file]}."))
     if not any(result.hidden_change for result in results.values()):
         all_files = counted(len(results), "file")
         if all(result.before == result.digest for result in results.values()):
@@ -187,7 +183,9 @@ def _verify_drafters(name: str) -> list[str]:
         try:
             kind = read_drafter(path).kind
             if digest is None:
-                typer.echo(one_line(f"{name}, {kind} in {path}: its weights are complete, judged by their headers."))
+                typer.echo(
+                    one_line(f"{name}, {kind} in {path}: its weights are complete, according to the file's header.")
+                )
             elif file_digest(file) == digest:
                 typer.echo(one_line(f"{name}, {kind} in {path}: its weights agree with their digest."))
             else:

@@ -75,7 +75,10 @@ def test_what_another_revision_uses_stays(home, hub: Hub, repo):
     at(home, hub, "pull", "org/name@dev")
     assert os.path.samefile(old / WEIGHTS, found(home, revision="dev") / WEIGHTS)
     result = at(home, hub, "rm", "org/name", "--yes")
-    assert "Not deleted: org/name@dev." in result.stdout and wording("n28_bytes_are_free_again") in result.stdout
+    assert (
+        "Other revisions of the repository are not deleted: org/name@dev." in result.stdout
+        and wording("n28_bytes_are_free_again") in result.stdout
+    )
     assert found(home) is None and at(home, hub, "verify", "org/name@dev").returncode == 0 and stray(home) == []
     result = at(home, hub, "rm", "org/name", "--yes")
     assert result.returncode == 3 and wording("there_org_name_dev") in sentence(result)
@@ -87,7 +90,7 @@ def test_other_names_of_the_same_commit_are_listed(home, hub: Hub, repo):
     at(home, hub, "pull", "org/name@v1.0")
     result = at(home, hub, "rm", "org/name@v1.0", "--yes")
     assert (
-        "because it is the same commit: main." in result.stdout
+        "Other names of the same commit are deleted too: main." in result.stdout
         and found(home) is None
         and found(home, revision="v1.0") is None
     )
