@@ -311,7 +311,7 @@ def _plan(course: "Course") -> Iterator[str]:
     plan, request = course.plan, course.request
     yours = f"the drafter learns from {plan.conversations} of your conversations; " if plan.conversations else ""
     parts = (
-        f"{yours}{request.name} answers at most {plan.prompts} prompts, in at most {plan.tokens:,} tokens in total "
+        f"{yours}{request.name} answers at most {plan.prompts} prompts with at most {plan.tokens:,} tokens in total "
         f"(about {_duration(3600 * plan.answering)}); then the drafter is trained (about "
         f"{_duration(3600 * plan.training)}); then a bench measures it on other prompts (about "
         f"{_duration(3600 * plan.bench)})"

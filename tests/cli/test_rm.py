@@ -181,7 +181,7 @@ def test_a_published_drafter_of_a_directory_is_fetched_verified_and_deleted_by_i
     assert (planned["sources"], planned["bytes"], planned["fits"]) == ([], 0, None)
     assert at(home, hub, "pull", "own", "--drafter", "parallelspec").returncode == 0 and found(home) is not None
     result = at(home, hub, "verify", "own")
-    assert "own: weights of" in result.stdout and "org/name" in result.stdout and result.returncode == 0
+    assert "own: the weights (" in result.stdout and "org/name" in result.stdout and result.returncode == 0
     assert at(home, hub, "rm", "own", "--yes").returncode == 0 and found(home) is None and own.is_dir()
     result = at(home, hub, "verify", "own")
     assert result.returncode == 0 and "org/name" not in result.stdout
