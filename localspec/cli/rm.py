@@ -332,8 +332,8 @@ class _DerivedData:
             typer.echo(f"Deleted {counted(removed, 'phrase')}.")
         else:
             commands = (f"`localspec pool clear {self.former.get(pool.model, pool.model)}`" for pool in pools)
-            clear = " and ".join(dict.fromkeys(commands))
-            typer.echo(one_line(f"{counted(count, 'phrase')} learned from the model stay until you run {clear}."))
+            clear, stay = " and ".join(dict.fromkeys(commands)), "stays" if count == 1 else "stay"
+            typer.echo(one_line(f"{counted(count, 'phrase')} learned from the model {stay} until you run {clear}."))
 
 
 def _bytes_below(folder: Path) -> int:

@@ -26,7 +26,7 @@ from localspec.models.model import default_sampling_of, draft_form, model_of
 from localspec.models.names import full_name
 from localspec.models.registry import TargetCard, named_card, source_here
 from localspec.models.shape import Shape
-from localspec.quantities import amount, size
+from localspec.quantities import amount, counted, size
 from localspec.store.store import user_store
 from localspec.text import one_line
 from localspec.weights.checkpoint import inspect, is_packed, revision
@@ -111,7 +111,7 @@ def _shipped(card: TargetCard) -> list[str] | None:
     lines = []
     for drafter in trained_drafters(card):
         length, nodes = drafter.generated or (0.0, 0)
-        measured = f", {length:.2f} tokens/step with {nodes} nodes" if nodes else ""
+        measured = f", {length:.2f} tokens/step with {counted(nodes, 'node')}" if nodes else ""
         if drafter.shipped:
             lines.append(f"{drafter.kind}, {size(drafter.bytes)}{measured}, described in {drafter.path / 'README.md'}")
     return lines or None

@@ -23,7 +23,10 @@ def store_if_any(contents: str, raise_damage: bool = True) -> Iterator[Store | N
     raises StoreTrouble, too.
     """
     if reason := _out_of_reach(database := Paths(environment.home()).database):
-        raise StoreTrouble(f"{database} cannot be reached ({reason}), so its {contents} cannot be shown or deleted.")
+        raise StoreTrouble(
+            f"{database} cannot be reached ({reason}), so its {contents} cannot be shown or deleted; check this path "
+            "and its permissions, then try again."
+        )
     with user_store(say, create=False) as store:
         if store is not None and store.path is None:
             raise StoreTrouble(f"{database} cannot be used, so its {contents} cannot be shown or deleted.")

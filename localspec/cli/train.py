@@ -410,7 +410,7 @@ def _summary(report: dict[str, Any]) -> str:
         if acceptance := report.get(name):
             length, nodes = acceptance["length"], acceptance["nodes"]
             replies, tokens = counted(acceptance["replies"], "reply", "replies"), counted(acceptance["tokens"], "token")
-            lines.append(f"{subject}: {length:.2f} tokens per step with {nodes} nodes ({replies}, {tokens})")
+            lines.append(f"{subject}: {length:.2f} tokens per step with {counted(nodes, 'node')} ({replies}, {tokens})")
     if report["changes_target"]:
         before, after = report["perplexity"]
         lines.append(
