@@ -66,30 +66,32 @@ class Settings:
     temperature: float | None = _row(
         None,
         checks.number(f"a number from 0 to {HOTTEST}, such as 0.7", lambda n: 0 <= n <= HOTTEST),
-        "0 is greedy; at most 100.",
+        "0 always picks the likeliest token; at most 100.",
         "--temp",
         per_reply=True,
     )
     top_p: float | None = _row(
         None,
         checks.number("a number above 0 and at most 1", lambda n: 0 < n <= 1),
-        "Only the likeliest tokens whose probabilities reach this sum.",
+        "Pick only from the likeliest tokens, as many as reach this sum of probabilities.",
         per_reply=True,
     )
     top_k: int | None = _row(
-        None, checks.integer(0), "Only this many of the likeliest tokens; 0 is all.", per_reply=True
+        None, checks.integer(0), "Pick only from this many of the likeliest tokens; 0 means from all.", per_reply=True
     )
     min_p: float | None = _row(
         None,
         checks.number("a number from 0 to 1", lambda n: 0 <= n <= 1),
-        "Only tokens at least this likely, relative to the likeliest.",
+        "Pick only tokens whose probability is at least this share of the likeliest token's.",
         per_reply=True,
     )
     max_tokens: int | None = _row(None, checks.integer(1), "The longest reply, in tokens.", "-n", per_reply=True)
     seed: int | None = _row(
         None, checks.integer(0), "The same seed gives the same text (bit for bit with --exact).", per_reply=True
     )
-    think: bool | None = _row(None, checks.thinking, "Think before answering, or not, if the model has a switch.")
+    think: bool | None = _row(
+        None, checks.thinking, "Whether the model thinks before it answers, if this can be switched."
+    )
     stop: tuple[str, ...] = _row((), checks.texts, "Text that ends the reply; repeatable.")
     context: int | None = _row(None, checks.integer(1), "Tokens of prompt and reply together.", loads=True)
     drafter: str = _row(
@@ -106,10 +108,13 @@ class Settings:
     drafter_rule: Literal["auto", "memory", "speed"] = _row(
         "auto",
         checks.one_of("auto", "memory", "speed"),
-        "How `auto` chooses a drafter; memory: by M (speedup ÷ memory), auto: by M only if memory is short.",
+        "How `auto` chooses a drafter. speed: the fastest; memory: the best M (speedup ÷ memory); auto: the best M if "
+        "memory is short, otherwise the fastest.",
         loads=True,
     )
-    draft_device: str = _row("auto", checks.device, "Where a draft model runs; auto: where the model runs.", loads=True)
+    draft_device: str = _row(
+        "auto", checks.device, "Where a draft model runs; auto means on the model's device.", loads=True
+    )
     ouroboros: tuple[str, ...] = _row(_PARTS, checks.parts(*_PARTS), "How `ouroboros` uses phrases.", loads=True)
     accept: Literal["exact", "rejection", "typical"] = _row(
         "exact",
@@ -134,7 +139,8 @@ class Settings:
     int8_threshold: float = _row(
         0.0,
         checks.number("a number from 0 up", lambda n: n >= 0),
-        "int8 on NVIDIA keeps activations of this size or more in full precision (S3D paper: 6.0); 0: none.",
+        "In int8 on NVIDIA GPUs, activations of this size or more stay in full precision (6.0 in the S3D paper); with 0 "
+        "none do.",
         loads=True,
     )
     prefer: Literal["speed", "memory", "quality"] | None = _row(
@@ -143,7 +149,10 @@ class Settings:
         "How to choose a model; by default quality among models of 20 tokens/s or more.",
     )
     exact: bool = _row(
-        False, checks.boolean, "Text with and without speculation is the same bit for bit; may cost speed.", loads=True
+        False,
+        checks.boolean,
+        "Write the same text with and without speculation, bit for bit. Replies may become slower.",
+        loads=True,
     )
     server: str | None = _row(None, checks.server, "OpenAI-compatible server that answers; off for none.")
     log: bool = _row(True, checks.boolean, "Save conversations and phrases.", loads=True)
@@ -280,7 +289,7 @@ def read_toml(file: Path) -> dict[str, object]:
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
-        raise UsageMistake(f"{file} cannot be read ({error.strerror}); correct its permissions or remove it.") from None
+        raise UsageMistake(f"{file} cannot be read ({error.strerror}); check its permissions, or remove it.") from None
     try:
         return parse_toml(source)
     except UnicodeDecodeError as error:
@@ -349,7 +358,9 @@ def keep_setting(file: Path, name: str, value: str) -> None:
         private_directory(target.parent)
         write_anew(target, edited.encode())
     except OSError as error:
-        raise UsageMistake(f"{file} cannot be written ({error.strerror}); correct its permissions.") from None
+        raise UsageMistake(
+            f"{file} cannot be written ({error.strerror}); check its permissions, then try again."
+        ) from None
 
 
 def _attempts(text: str, name: str, value: str) -> Iterator[str]:

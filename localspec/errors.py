@@ -62,9 +62,10 @@ def cannot_read(file: Path, error: OSError) -> LocalspecError:
 
     Such a file is not damaged, so it is not fetched again.
     """
-    cause = "its permissions" if isinstance(error, PermissionError) else "that"
     return LocalspecError(
-        no_more_files(error) or f"{file} cannot be read ({error.strerror or first_line(error)}); correct {cause}."
+        no_more_files(error)
+        or f"{file} cannot be read ({error.strerror or first_line(error)}); check the file and its "
+        "permissions, then try again."
     )
 
 

@@ -23,10 +23,10 @@ _NOT_READ = {  # a name, and what to take instead
     "model's assistant",
     "DFlash2DraftModel": "a DFlash drafter of the second version, whose convolutions and choice of candidates "
     "localspec does not compute; use a DSpark drafter or a DFlash drafter of the first version, if the model has one",
-    "dflash": "a DFlash drafter with its own vocabulary (speculators), but localspec reads only those of Z Lab; use "
-    "one of these",
-    DSPARK: "a DSpark drafter in the format of speculators, but localspec reads only those of DeepSpec and "
-    "SpecForge; use one of these",
+    "dflash": "a DFlash drafter in the format of speculators, but localspec reads only the DFlash drafters of Z Lab; "
+    "use one of Z Lab's",
+    DSPARK: "a DSpark drafter in the format of speculators, but localspec reads only DSpark drafters of "
+    "DeepSpec and SpecForge; use one of theirs",
     "peagle": "an EAGLE head that drafts in parallel (P-EAGLE), but localspec reads only EAGLE-3 heads of one "
     "layer; use an EAGLE-3 head, or a DFlash or DSpark drafter, if the model has one",
 }
@@ -70,7 +70,10 @@ def why_not_read(config: Mapping[str, Any]) -> str | None:
     kind = config.get("speculators_model_type")
     if kind in (None, "eagle3"):
         return None
-    return _NOT_READ.get(str(kind)) or f"of speculators' kind {str(kind)[:40]!r}; use another drafter"
+    return (
+        _NOT_READ.get(str(kind))
+        or f"a drafter of the kind {str(kind)[:40]!r} in the format of speculators, which localspec does not read; use another drafter"
+    )
 
 
 def why_not_in_gguf(architecture: str) -> str | None:

@@ -118,7 +118,9 @@ def parts(*known: str) -> Check:
     def check(value: object) -> tuple[str, ...]:
         if isinstance(value, list | tuple) and all(part in known for part in value) and len({*value}) == len(value):
             if "beside" in value and "lengthening" not in value:
-                raise ValueError("a list with `lengthening`, because `beside` works only together with it")
+                raise ValueError(
+                    "a list that also has `lengthening`, because `beside` works only together with `lengthening`"
+                )
             return tuple(part for part in known if part in value)
         raise ValueError(f"a list of {', '.join(known)}, each at most once")
 

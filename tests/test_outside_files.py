@@ -124,7 +124,7 @@ def test_files_of_a_model_that_are_pipes(tmp_path):
     "number, said",
     [
         (errno.EACCES, wording("cannot_read_permission_denied_2")),
-        (errno.EIO, "cannot be read (Input/output error); correct that."),
+        (errno.EIO, "cannot be read (Input/output error); check the file and its permissions, then try again."),
         (errno.EMFILE, wording("more_files_can_opened_too_many_2")),
     ],
 )

@@ -126,7 +126,7 @@ def result(plain: Lane, speculative: Lane) -> RaceResult:
         return RaceResult(None, parted, "no draft was checked")
     fewest = min(sum(moment.tokens for moment in lane.moments[1:]) for lane in (plain, speculative))
     if fewest < FEWEST:
-        too_few = f"a reply has only {counted(fewest, 'token')} after its first, which is too few"
+        too_few = f"a reply has only {counted(fewest, 'token')} after its first token, which is too few"
         return RaceResult(None, parted, too_few)
     return RaceResult(speeds[1] / speeds[0], parted)
 
@@ -206,8 +206,8 @@ def sentences(lanes: Sequence[Lane], outcome: RaceResult) -> Iterator[str]:
         yield "✓ both texts are the same"
     else:
         yield (
-            f"The texts differ from token {outcome.parted} on, because passes of several rows round differently here. "
-            "Give `--exact` to make them the same, if this machine can."
+            f"The texts differ from token {outcome.parted} on, because here a pass rounds differently if it computes "
+            "several tokens. Give `--exact` to make them the same, if this machine can."
         )
     assert fast.statistics is not None
     if fast.statistics.off_reason:

@@ -8,13 +8,13 @@ from localspec.quantities import counted, speedup
 from localspec.text import one_line, shortened
 
 LEGEND = (
-    "by this machine's clock and the servers' own counts of tokens; medians and quartiles of the replies · whole: "
-    "tokens/s from the question to the end · first: seconds until the first token · after: tokens/s from then on · "
-    "speedup: whole, to the first server"
+    "medians and quartiles of the replies, timed here; the servers count the tokens · whole: tokens/s from the question "
+    "to the end · first: seconds until the first token · after: tokens/s after the first token · speedup: whole ÷ the "
+    "first server's whole"
 )
 LONGEST_NAME = 34  # before a bar
 WHOLE = "reply_tokens_per_second"
-AGAIN = "· prompts were repeated, and servers may have cached them: then the first token comes sooner"
+AGAIN = "· prompts were repeated; a server that had cached them sends the first token sooner"
 
 
 def of(report: dict[str, Any], width: int = WIDTH) -> str:
@@ -100,5 +100,7 @@ def _untold(row: dict[str, Any]) -> str:
     if row["counted"] == "pieces":
         return f"~ {row_name(row)} does not report tokens: pieces of its replies were counted, a token or more each."
     if row["tokens_per_second"] is None:
-        return f"{row_name(row)} sends replies all at once, or too fast to time, so “after” is unknown."
+        return (
+            f"{row_name(row)} sends its replies all at once, or too fast to time, so the table has no “after” for it."
+        )
     return ""

@@ -50,15 +50,17 @@ def _notes(report: dict[str, Any], details: bool) -> Iterator[str]:
             yield f"{_name(row)} gave the same text for {same} of {every} prompts."
         if row["reliable"] is False:
             yield (
-                f"! {_name(row)} is unreliable: its acceptance allows a speedup of {number(row['speedup_limit'])}, but "
-                f"{number(row['speedup'])} was measured, because other programs disturbed plain decoding; measure "
+                f"! {_name(row)} is unreliable: its accepted drafts allow a speedup of {number(row['speedup_limit'])}, "
+                f"but {number(row['speedup'])} was measured, because other programs slowed plain decoding down; measure "
                 "again while nothing else runs."
             )
     if any(
         (details and _beyond_in_quartiles(row)) or any(_beyond_in_category(row, name) for name in row["categories"])
         for row in rows
     ):
-        yield ("! marks figures that exceed what their acceptance allows: other programs disturbed plain decoding.")
+        yield (
+            "! marks speedups that are higher than the accepted drafts allow: other programs slowed plain decoding down."
+        )
     others, cores = machine["others"], machine["cores"]
     if others >= BUSY:
         load = f"Other programs used {others:.1f} of {cores} cores."

@@ -39,7 +39,7 @@ app = typer.Typer()
     temperature="0, the default, is greedy.",
     seed="The same seed gives the same texts.",
     accept="How drafts are accepted.",
-    exact="Make all texts the same bit for bit; may cost speed.",
+    exact="Make all texts the same, bit for bit. They may be written more slowly.",
 )  # fmt: skip
 def bench(
     *,

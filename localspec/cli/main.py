@@ -226,7 +226,9 @@ def _run(arguments: list[str]) -> int:
             return _say(message)
         if isinstance(error, OSError) and error.filename is not None and error.strerror:
             path = os.fsdecode(error.filename)
-            return _say(f"{path} cannot be used ({error.strerror}); correct that, and try again.")
+            return _say(
+                f"{path} cannot be used ({error.strerror}); check this path and its permissions, then try again."
+            )
         return _say(f"Unexpected {type(error).__name__}: {error} ({_keep_traceback(error)}).")
     return result if isinstance(result, int) and not isinstance(result, bool) else 0
 

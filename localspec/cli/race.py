@@ -56,7 +56,7 @@ RECORDED = os.terminal_size((80, 24))  # if there is no terminal
     "device", "dtype", "quantize",
     max_tokens="The longest reply, in tokens; by default 256.",
     seed="The same seed gives the same text.",
-    exact="Make both texts the same bit for bit; may cost speed.",
+    exact="Make both texts the same, bit for bit. They may be written more slowly.",
 )  # fmt: skip
 def race_command(
     *,

@@ -46,7 +46,7 @@ class Sampling:
             ("delta", self.delta, 0 < self.delta <= 1, "above 0 and at most 1"),
         ):
             if not fine:
-                raise UsageMistake(f"A {name} of {value} is not possible; give {hint}.")
+                raise UsageMistake(f"The {name} must be {hint}, not {value}.")
         if 0 < self.temperature < COLDEST:
             object.__setattr__(self, "temperature", COLDEST)
         if self.rule != "exact" and self.greedy:

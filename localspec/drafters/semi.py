@@ -63,9 +63,7 @@ class SemiOptions:
 
     def __post_init__(self) -> None:
         if self.recent not in RECENT_MODELS:
-            raise UsageMistake(
-                f"recent = {self.recent!r} is not a model of recent tokens; use one of {', '.join(RECENT_MODELS)}."
-            )
+            raise UsageMistake(f"recent = {self.recent!r} is not possible; use one of {', '.join(RECENT_MODELS)}.")
         checks = (
             ("depth", 1 <= self.depth <= 16, "1 to 16"),
             ("layers", self.layers in (1, 2), "1 or 2"),

@@ -115,7 +115,9 @@ def _whole(out: Path) -> Iterator[Path]:
                 out.rmdir()  # it is empty, as checked before
             new.rename(out)
     except (OSError, SafetensorError) as error:
-        error_type, remedy = (DoesNotFit, "make room") if full(error) else (LocalspecError, "correct that")
+        error_type, remedy = (
+            (DoesNotFit, "make room") if full(error) else (LocalspecError, "check the permissions of this directory")
+        )
         raise error_type(f"The drafter cannot be written to {out} ({first_line(error)}); {remedy}.") from error
     finally:
         if new is not None:

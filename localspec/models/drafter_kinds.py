@@ -302,7 +302,7 @@ TABLE = [
     DrafterKind(
         "phrases", "phrases of this text and of earlier replies", "nothing", _free, has_phrases=True, on_chains=True
     ),
-    DrafterKind("lookahead", "phrases found by a Jacobi window in spare rows", "nothing", _free),
+    DrafterKind("lookahead", "guesses that the model itself improves in each pass (lookahead decoding)", "nothing", _free),
     DrafterKind(
         "layers", "some of the target's own layers: S3D without training", "probe",
         # a few forwards through about half of the layers; a probe measures them better
@@ -329,7 +329,7 @@ TABLE = [
         with_experts=False,
     ),
     DrafterKind(
-        "semi", "the target's last state and a tiny model of the drafted tokens", "weights",
+        "semi", "a head that reads the target's last state and the tokens drafted so far", "weights",
         # depth by depth, each time with the target's head
         lambda cost, nodes: cost.depth * (cost.product(cost.parameters + cost.head, 1) + 2 * cost.layer_seconds),
         size=_size_with_head, on_chains=True, with_experts=False,

@@ -60,7 +60,7 @@ def _move(file: Path, new: Path, reporter: Reporter) -> None:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        reporter.progress(f"moving a model to {new.parent}, once")
+        reporter.progress(f"moving a model to {new.parent} (needed only once)")
         partial = new.with_name(new.name + PARTIAL)
         try:
             shutil.copy2(file, partial)  # of several imports under one name, the latest counts

@@ -193,7 +193,7 @@ def _keep(target: "Target", file: Path, made_of: str, choice: LoadSpec, reporter
         raise LocalspecError(
             f"the file takes {size(needed)} of the disk, and the same amount of main memory while it is written."
         )
-    reporter.progress(f"saving the packed weights of {choice.target.name}, once")
+    reporter.progress(f"saving the packed weights of {choice.target.name} (needed only once)")
     try:
         with FileLock(lock_of(file), timeout=0, mode=0o600):
             try:

@@ -47,8 +47,8 @@ def private_socket(path: Path) -> Iterator[socket.socket]:
             raise LocalspecError(f"You already have a server running; {stop_it(path)}.") from None
         except OSError as error:
             raise LocalspecError(
-                f"The server cannot listen at {path} ({error.strerror or error}); correct that, or set "
-                "LOCALSPEC_HOME to another directory."
+                f"The server cannot listen at {path} ({error.strerror or error}); check the permissions of "
+                "this directory, or set LOCALSPEC_HOME to another one."
             ) from error
         try:
             yield listening

@@ -94,7 +94,7 @@ def state(directory: Path) -> Mapping[str, Any] | None:
     try:
         content = parse_json(read_bytes(directory / STATE))
         if not (_has(content, _STATE) and _has(content["asked"], _ASKED)):
-            raise ValueError(f"{STATE} is not the state of a training")
+            raise ValueError(f"{STATE} does not hold the state of a training")
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -121,7 +121,9 @@ def errors_in_words(directory: Path, words: tuple[str, str] = ("The drafter", "t
     except (OSError, SafetensorError) as error:
         for path in directory.glob("**/*.new"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-        kind, remedy = (DoesNotFit, "make room") if full(error) else (LocalspecError, "correct that")
+        kind, remedy = (
+            (DoesNotFit, "make room") if full(error) else (LocalspecError, "check the permissions of this directory")
+        )
         raise kind(f"{subject} cannot be written to {directory} ({error}); {remedy}, and {again}.") from error
 
 
@@ -140,4 +142,6 @@ def _write_error(error: Exception, directory: Path, tensors: Mapping[str, torch.
             f"There is no room for a checkpoint of {size / 2**20:.0f} MiB in {directory}; make room, and give the same "
             "command again."
         )
-    return LocalspecError(f"{directory} cannot be written ({error}); correct that, and give the same command again.")
+    return LocalspecError(
+        f"{directory} cannot be written ({error}); check its permissions, then give the same command again."
+    )

@@ -136,7 +136,7 @@ class Corpus:
         length, self.length = self.length, self._target.context
         if self._first_rows(held_out, 1) and self._first_rows(self.examples[:BLOCK], 1):
             return UsageMistake(
-                f"With {amount} cut to {length} tokens, nothing is left to learn; give a larger --length."
+                f"If {amount} of text are cut to {length} tokens, nothing is left to learn; give a larger --length."
             )
         refused = ", and the model's template or tokenizer refuses some of it" if self.refused else ""
         return UsageMistake(

@@ -78,7 +78,7 @@ def refuse_other(directory: Path, was: Mapping[str, Any], now: Mapping[str, Any]
             if name == "data" and value not in OWN_WORDS:  # for files, a digest of the text
                 fact = f"{directory} holds a stopped training that learns from other text."
             raise UsageMistake(
-                f"{fact} Repeat the command that started it to continue, or give another -o, or --force to start over."
+                f"{fact} To continue, repeat the command that started it. Or give another -o, or --force to start over."
             )
 
 

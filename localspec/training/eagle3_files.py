@@ -88,7 +88,7 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
     check_numbers(tensors, path, ("d2t", "t2d"))
     if "mask_hidden" in tensors:
         raise LocalspecError(
-            f"'mask_hidden' in {path} is of a head that drafts in parallel (P-EAGLE), but localspec reads only "
+            f"The tensor 'mask_hidden' in {path} belongs to a head that drafts in parallel (P-EAGLE), but localspec reads only "
             "EAGLE-3 heads of one layer; use another head."
         )
     return tensors
@@ -101,7 +101,8 @@ def _options(config: Mapping[str, Any], tensors: Tensors, path: Path, target: Ta
     family = layer.get("model_type", "qwen3" if newer else "llama") if isinstance(layer, dict) else None
     if not isinstance(layer, dict) or family not in ("llama", "qwen3"):
         raise LocalspecError(
-            f"{path / 'config.json'} has no layer of Llama or Qwen3, which localspec needs; use another EAGLE-3 head."
+            f"{path / 'config.json'} does not describe a layer of Llama or Qwen3, and localspec reads no others; "
+            "use another EAGLE-3 head."
         )
     if not newer and config.get("norm_output", True) is False:
         raise LocalspecError(

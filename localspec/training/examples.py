@@ -146,7 +146,7 @@ def _content(file: Path) -> str:
         except (lzma.LZMAError, EOFError) as error:
             raise UsageMistake(f"{file} is not a whole xz file ({error}); fetch it again.") from None
         if len(content) > DATA_LIMIT:
-            raise UsageMistake(f"{file} has more than {DATA_LIMIT // MIB} MiB of text; give less.")
+            raise UsageMistake(f"{file} has more than {DATA_LIMIT // MIB} MiB of text; give a smaller file.")
     try:
         return decoded(content)
     except ValueError as error:

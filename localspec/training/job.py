@@ -146,7 +146,7 @@ class Job:
             f"{request.kind} for {request.name}: about {memory / 2**30:.1f} GiB of memory with "
             f"{fit.at_once} tokens at once, {self.needed.files / 2**20:.0f} MiB on disk, "
             f"{self.needed.trainable / 1e6:.2f} M trainable parameters"
-            f"{'; layers are computed twice to save memory' if fit.recomputed else ''}."
+            f"{'; to save memory, layers are computed twice' if fit.recomputed else ''}."
         )
 
     def load(self, lock: Lock, clock: "Clock | None" = None) -> None:
@@ -170,8 +170,8 @@ class Job:
         self._tell(self.plan(fit))
         if self.changes_target and self.choice.quantize != "none":
             self._tell(
-                f"{request.name} learns and teaches with weights rounded to {self.choice.quantize}; the changes are "
-                "added to its original weights at the end."
+                f"in this training {request.name} has weights rounded to {self.choice.quantize}; what it learns is added to its "
+                "original weights at the end."
             )
         progress(f"loading {request.card.name}")
         torch.manual_seed(request.seed)
@@ -322,7 +322,7 @@ class Job:
         if length > target.context:
             raise UsageMistake(
                 f"--length {length} is more than the context of {target.context} tokens that "
-                f"{self.request.card.name} has; give fewer."
+                f"{self.request.card.name} has; give a smaller --length."
             )
         return length
 

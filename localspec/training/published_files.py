@@ -166,8 +166,8 @@ def fitted(
         tensors[our_name] = whole
     if others := sorted(name for name in stored.keys() - used if not (ignored and re.search(ignored, name))):
         raise LocalspecError(
-            f"'{others[0]}' in {path} is not a tensor of {label}, so the drafter would not draft as it was trained; "
-            "use another drafter."
+            f"'{others[0]}' in {path} is not a tensor that {label} should have, and without it the drafter would draft "
+            "differently; use another drafter."
         )
     return tensors
 
@@ -187,7 +187,7 @@ def check_numbers(tensors: Tensors, where: Path, ids: Container[str] = ()) -> No
             kind = str(tensor.dtype).removeprefix("torch.")
             raise LocalspecError(
                 f"'{name}' in {where} is of the type {kind}, but localspec reads drafters in float32, float16 or "
-                "bfloat16; get it in one of these."
+                "bfloat16; get a file in one of these formats."
             )
         if not tensor.isfinite().all():
             raise LocalspecError(f"'{name}' in {where} has NaN or inf; fetch the drafter again.")

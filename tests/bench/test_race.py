@@ -109,7 +109,7 @@ def test_a_reply_of_one_token_has_no_speedup():
 
 @each(
     "tokens, drafted, why",
-    [(16, 0, "no draft was checked"), (15, 9, "a reply has only 15 tokens after its first, which is too few")],
+    [(16, 0, "no draft was checked"), (15, 9, "a reply has only 15 tokens after its first token, which is too few")],
 )
 def test_speeds_without_drafts_or_of_few_tokens_are_not_compared(tokens, drafted, why):
     lanes = [

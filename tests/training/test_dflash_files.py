@@ -153,7 +153,7 @@ def test_a_confidence_without_a_bias_gets_none(tiny: Make, tmp_path: Path) -> No
         ),
         ({"architectures": ["X"], "speculators_model_type": "peagle"}, r"\(P-EAGLE\).* use an EAGLE-3 head"),
         ({"architectures": ["X"], "speculators_model_type": "dspark"}, "in the format of speculators"),
-        ({"architectures": ["X"], "speculators_model_type": "mtp"}, "of speculators' kind 'mtp'; use another"),
+        ({"architectures": ["X"], "speculators_model_type": "mtp"}, "of the kind 'mtp' in the format of speculators, which localspec does not read; use another"),
         (
             {"architectures": ["Gemma4DSparkModel"], "model_type": "gemma4_text"},
             "a DSpark drafter with Gemma layers",
