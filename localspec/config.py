@@ -139,8 +139,8 @@ class Settings:
     int8_threshold: float = _row(
         0.0,
         checks.number("a number from 0 up", lambda n: n >= 0),
-        "In int8 on NVIDIA GPUs, activations of this size or more stay in full precision (6.0 in the S3D paper); with 0 "
-        "none do.",
+        "In int8 on NVIDIA GPUs, activations of this size or more stay in full precision (6.0 in the S3D paper); with "
+        "0 none do.",
         loads=True,
     )
     prefer: Literal["speed", "memory", "quality"] | None = _row(

@@ -72,7 +72,8 @@ def why_not_read(config: Mapping[str, Any]) -> str | None:
         return None
     return (
         _NOT_READ.get(str(kind))
-        or f"a drafter of the kind {str(kind)[:40]!r} in the format of speculators, which localspec does not read; use another drafter"
+        or f"a drafter of the kind {str(kind)[:40]!r} in the format of speculators, which localspec does not read; use "
+        "another drafter"
     )
 
 

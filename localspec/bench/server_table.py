@@ -8,9 +8,9 @@ from localspec.quantities import counted, speedup
 from localspec.text import one_line, shortened
 
 LEGEND = (
-    "medians and quartiles of the replies, timed here; the servers count the tokens · whole: tokens/s from the question "
-    "to the end · first: seconds until the first token · after: tokens/s after the first token · speedup: whole ÷ the "
-    "first server's whole"
+    "medians and quartiles of the replies, timed here; the servers count the tokens · whole: tokens/s from the "
+    "question to the end · first: seconds until the first token · after: tokens/s after the first token · speedup: "
+    "whole ÷ the first server's whole"
 )
 LONGEST_NAME = 34  # before a bar
 WHOLE = "reply_tokens_per_second"

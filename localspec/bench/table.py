@@ -51,15 +51,16 @@ def _notes(report: dict[str, Any], details: bool) -> Iterator[str]:
         if row["reliable"] is False:
             yield (
                 f"! {_name(row)} is unreliable: its accepted drafts allow a speedup of {number(row['speedup_limit'])}, "
-                f"but {number(row['speedup'])} was measured, because other programs slowed plain decoding down; measure "
-                "again while nothing else runs."
+                f"but {number(row['speedup'])} was measured, because other programs slowed plain decoding down; "
+                "measure again while nothing else runs."
             )
     if any(
         (details and _beyond_in_quartiles(row)) or any(_beyond_in_category(row, name) for name in row["categories"])
         for row in rows
     ):
         yield (
-            "! marks speedups that are higher than the accepted drafts allow: other programs slowed plain decoding down."
+            "! marks speedups that are higher than the accepted drafts allow: other programs slowed plain "
+            "decoding down."
         )
     others, cores = machine["others"], machine["cores"]
     if others >= BUSY:

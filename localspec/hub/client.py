@@ -135,7 +135,10 @@ def _unusable_network_settings(error: Exception) -> str:
     )
     why = "a SOCKS proxy needs the Python package socksio" if isinstance(error, ImportError) else _first_line(error)
     listed = f": {shown}" if shown else ""  # the system's settings may name a proxy, too
-    return f"The network settings of this machine cannot be used ({without_password(why)}){listed}; correct or remove them."
+    return (
+        f"The network settings of this machine cannot be used ({without_password(why)}){listed}; correct or remove "
+        "them."
+    )
 
 
 def server() -> str:

@@ -302,7 +302,7 @@ TABLE = [
     DrafterKind(
         "phrases", "phrases of this text and of earlier replies", "nothing", _free, has_phrases=True, on_chains=True
     ),
-    DrafterKind("lookahead", "guesses that the model itself improves in each pass (lookahead decoding)", "nothing", _free),
+    DrafterKind("lookahead", "guesses that the model itself improves in each pass (lookahead)", "nothing", _free),
     DrafterKind(
         "layers", "some of the target's own layers: S3D without training", "probe",
         # a few forwards through about half of the layers; a probe measures them better

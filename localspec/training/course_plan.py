@@ -179,7 +179,7 @@ class TimeBudget:
         if self.hours and least + self.tail > MOST_ANSWERING * self.total:
             raise UsageMistake(
                 f"--hours {self.hours} is too short: {LEAST} answers of {model}, training and a "
-                f"bench of {FEWEST} prompts take {self._least_hours(least):g} hours here{busy}; give at least this number."
+                f"bench of {FEWEST} prompts take {self._least_hours(least):g} hours here{busy}; give at least as many."
             )
 
     def _least_hours(self, least: float) -> float:

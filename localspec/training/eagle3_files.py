@@ -88,8 +88,8 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
     check_numbers(tensors, path, ("d2t", "t2d"))
     if "mask_hidden" in tensors:
         raise LocalspecError(
-            f"The tensor 'mask_hidden' in {path} belongs to a head that drafts in parallel (P-EAGLE), but localspec reads only "
-            "EAGLE-3 heads of one layer; use another head."
+            f"The tensor 'mask_hidden' in {path} belongs to a head that drafts in parallel (P-EAGLE), but localspec "
+            "reads only EAGLE-3 heads of one layer; use another head."
         )
     return tensors
 
