@@ -170,8 +170,8 @@ class Job:
         self._tell(self.plan(fit))
         if self.changes_target and self.choice.quantize != "none":
             self._tell(
-                f"in this training {request.name} has weights rounded to {self.choice.quantize}; what it learns is added "
-                "to its original weights at the end."
+                f"in this training {request.name} has weights rounded to {self.choice.quantize}; what it learns is "
+                "added to its original weights at the end."
             )
         progress(f"loading {request.card.name}")
         torch.manual_seed(request.seed)
