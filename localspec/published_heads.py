@@ -23,8 +23,8 @@ _NOT_READ = {  # a name, and what to take instead
     "model's assistant",
     "DFlash2DraftModel": "a DFlash drafter of the second version, whose convolutions and choice of candidates "
     "localspec does not compute; use a DSpark drafter or a DFlash drafter of the first version, if the model has one",
-    "dflash": "a DFlash drafter in the format of speculators, but localspec reads only the DFlash drafters of Z Lab; "
-    "use one of Z Lab's",
+    "dflash": "a DFlash drafter with its own vocabulary, in the format of speculators, but localspec reads only the "
+    "DFlash drafters of Z Lab; use one of Z Lab's",
     DSPARK: "a DSpark drafter in the format of speculators, but localspec reads only DSpark drafters of "
     "DeepSpec and SpecForge; use one of theirs",
     "peagle": "an EAGLE head that drafts in parallel (P-EAGLE), but localspec reads only EAGLE-3 heads of one "

@@ -38,7 +38,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for name, value, fine, hint in (
-            ("temperature", self.temperature, 0 <= self.temperature <= HOTTEST, f"0 to {HOTTEST}"),
+            ("temperature", self.temperature, 0 <= self.temperature <= HOTTEST, f"from 0 to {HOTTEST}"),
             ("top-k", self.top_k, self.top_k >= 0, "0 or more"),
             ("top-p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1"),
             ("min-p", self.min_p, 0 <= self.min_p <= 1, "between 0 and 1"),

@@ -166,8 +166,8 @@ def fitted(
         tensors[our_name] = whole
     if others := sorted(name for name in stored.keys() - used if not (ignored and re.search(ignored, name))):
         raise LocalspecError(
-            f"'{others[0]}' in {path} is not a tensor that {label} should have, and without it the drafter would draft "
-            "differently; use another drafter."
+            f"'{others[0]}' in {path} is a tensor that {label} should not have, and without it drafts would differ; "
+            "use another drafter."
         )
     return tensors
 

@@ -158,16 +158,16 @@ def test_the_noise_is_one_fixed_function_of_seed_position_and_id(seed: int, posi
 @each(
     "values, named",
     [
-        ({"temperature": -0.1}, "temperature of -0.1"),
-        ({"temperature": math.nan}, "temperature of nan"),
-        ({"temperature": math.inf}, "temperature of inf"),
-        ({"top_k": -1}, "top-k of -1"),
-        ({"top_p": 0.0}, r"top-p of 0\.0"),
-        ({"top_p": 1.01}, r"top-p of 1\.01"),
-        ({"top_p": math.nan}, "top-p of nan"),
+        ({"temperature": -0.1}, "The temperature must be .*, not -0\\.1\\."),
+        ({"temperature": math.nan}, "The temperature must be .*, not nan\\."),
+        ({"temperature": math.inf}, "The temperature must be .*, not inf\\."),
+        ({"top_k": -1}, "The top-k must be .*, not -1\\."),
+        ({"top_p": 0.0}, r"The top-p must be .*, not 0\.0\."),
+        ({"top_p": 1.01}, r"The top-p must be .*, not 1\.01\."),
+        ({"top_p": math.nan}, "The top-p must be .*, not nan\\."),
         ({"temperature": 9999.0}, matching("temperature_9999_0_possible_give")),
-        ({"min_p": -0.5}, r"min-p of -0\.5"),
-        ({"min_p": 1.5}, r"min-p of 1\.5"),
+        ({"min_p": -0.5}, r"The min-p must be .*, not -0\.5\."),
+        ({"min_p": 1.5}, r"The min-p must be .*, not 1\.5\."),
     ],
 )
 def test_values_that_mean_nothing_are_refused_with_the_value(values: dict[str, float], named: str) -> None:

@@ -264,7 +264,7 @@ def with_config(path: Path, **words: Any) -> Path:
             r"'pre_projection.weight' .* has the shape \[24, 95\] \(expected: \[24, 96\]\)",
         ),
         ({}, {"model.layers.1.mlp.up_proj.weight": None}, "'model.layers.1.mlp.up_proj.weight' .* is missing"),
-        ({}, {"model.layers.0.router.weight": torch.zeros(2)}, "'model.layers.0.router.weight' .* is not a tensor"),
+        ({}, {"model.layers.0.router.weight": torch.zeros(2)}, "'model.layers.0.router.weight' .* is a tensor that"),
         ({}, {"model.norm.weight": torch.full((24,), float("nan"))}, "'model.norm.weight' .* NaN"),
     ],
 )

@@ -122,7 +122,7 @@ class UnsavedLine(Widget):
 
     def render(self) -> Content:
         unsaved = " and ".join(filter(None, (self._turns, "the typed text" if self._typed else "")))
-        again = "localspec tries again with each prompt" if self._turns else self._typed
+        again = "tried again at each prompt" if self._turns else self._typed
         return Content(fitting((f"✗ not saved: {unsaved}", again), self.size.width))
 
 
