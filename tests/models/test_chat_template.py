@@ -65,7 +65,9 @@ def test_a_template_without_end_is_stopped_and_not_asked_again(model, monkeypatc
         "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
     ],
 )
-def test_the_thread_of_a_rendering_without_end_is_ended(template):
+def test_the_thread_of_a_rendering_without_end_is_ended(template, monkeypatch):
+    # a fast processor would reach the limit of characters before that of time
+    monkeypatch.setattr(chat_template, "CHARACTERS", 2**62)
     with pytest.raises(TimeoutError):
         render_template(template, ASKED, True, {})
     assert not is_abandoned()
