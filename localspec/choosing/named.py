@@ -109,7 +109,7 @@ def _default_draft(kind: str, card: TargetCard) -> TargetCard:
     if draft is not None and draft.card.here and not passed_over:
         return draft.card
     if passed_over:
-        raise LocalspecError(f"{passed_over} Correct that, or name another: --drafter {kind}:MODEL.")
+        raise LocalspecError(f"{passed_over} To use another small model, name it: --drafter {kind}:MODEL.")
     if not card.draft:
         advice = (
             f"No draft model is known for {card.name}; name a small model with the same tokenizer: "

@@ -180,8 +180,8 @@ def train(
     card = _model_to_train_for(settings, progress, saves=not dry_run)
     if any(drafter.kind == kind and drafter.shipped for drafter in trained_drafters(card)):
         progress.notice(
-            f"a trained {kind} for {card.name} comes with localspec, and `auto` may choose it; training another one "
-            "helps only with text like your own, given by --data history or --data FILE."
+            f"a trained {kind} for {card.name} comes with localspec, and `auto` may choose it; another one is better "
+            "only for text like your own, if it learns from that (--data history or --data FILE)."
         )
     directory = output or Paths(home()).drafters / f"{file_stem(_public_name(card))}-{kind}"
     usable(directory)
@@ -311,8 +311,8 @@ def _plan(course: "Course") -> Iterator[str]:
     plan, request = course.plan, course.request
     yours = f"the drafter learns from {plan.conversations} of your conversations; " if plan.conversations else ""
     parts = (
-        f"{yours}{request.name} answers at most {plan.prompts} prompts with at most {plan.tokens:,} tokens in total "
-        f"(about {_duration(3600 * plan.answering)}); then the drafter is trained (about "
+        f"{yours}{request.name} answers prompts, with at most {plan.tokens:,} tokens in total (about "
+        f"{_duration(3600 * plan.answering)}); then the drafter is trained (about "
         f"{_duration(3600 * plan.training)}); then a bench measures it on other prompts (about "
         f"{_duration(3600 * plan.bench)})"
     )

@@ -138,7 +138,7 @@ def uninstall(
     )
     failures, deleted = _delete_all(entries, removals if delete_fetched else [], paths)
     if failures:
-        rest = "Everything else is deleted" if deleted else "Nothing was deleted"
+        rest = "localspec's other files are deleted" if deleted else "Nothing was deleted"
         raise LocalspecError(
             f"{'; '.join(failures)}. {rest}. Check the permissions of these files and their folders, then try again."
         )

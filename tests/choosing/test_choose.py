@@ -677,7 +677,7 @@ def test_auto_takes_a_small_model_in_the_targets_directory_where_it_should_pay_a
     (draft / "tokenizer.json").write_text('{"model": {"vocab": {"b": 0}}}')
     assert choose(card, Settings(), HERE, Timed()).drafter == "phrases"
     with pytest.raises(
-        LocalspecError, match=f"{matching('its_token_0_is_b')} .* {matching('correct_that_or_name_another_drafter')}"
+        LocalspecError, match=f"{matching('its_token_0_is_b')} .* {matching('to_use_another_small_model')}"
     ):
         choose(card, Settings(drafter="ouroboros"), HERE, Timed())
 

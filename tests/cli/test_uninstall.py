@@ -144,7 +144,7 @@ def test_a_home_that_cannot_be_written_is_left_as_it_is(home: Path, monkeypatch:
 def test_the_rest_is_only_claimed_to_be_gone_if_something_is(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uninstall.os, "access", lambda path, mode: Path(path) != Paths(home).data_dir)
     result = called(home, "uninstall", "--yes")
-    assert result.returncode == 1 and wording("everything_else_is_deleted_correct_that") in result.stderr
+    assert result.returncode == 1 and wording("other_files_are_deleted") in result.stderr
     assert Paths(home).database.exists() and not Paths(home).packed.exists()
 
 
