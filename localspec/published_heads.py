@@ -20,7 +20,7 @@ _OF_ASSISTANTS = "-assistant"  # after the model's name in the name of an assist
 _ASSISTANTS_IN_GGUF = ("gemma4-assistant", "gemma4_assistant", "gemma4_mtp")  # llama.cpp's name, and those of forks
 _NOT_READ = {  # a name, and what to take instead
     "Gemma4DSparkModel": "a DSpark drafter with Gemma layers, but localspec computes only those of Qwen3; use the "
-    "model's assistant",
+    "small model that Google publishes for drafting, which has -assistant in its name",
     "DFlash2DraftModel": "a DFlash drafter of the second version, whose convolutions and choice of candidates "
     "localspec does not compute; use a DSpark drafter or a DFlash drafter of the first version, if the model has one",
     "dflash": "a DFlash drafter with its own vocabulary, in the format of speculators, but localspec reads only the "

@@ -143,7 +143,8 @@ class Trainable(TrainableDrafter):
     def gradient_work(self, length: int) -> GradientWork:
         """Return the work that needs gradients: one row per depth, through the tiny model only.
 
-        The number of vectors is that of the LSTM, which has the most: its gates, and the states of two layers.
+        A row keeps at most 16 vectors for the backward pass: an LSTM needs that many, for its gates and the states of
+        its two layers.
         """
         return GradientWork(float(self.depth), vectors=16)
 
