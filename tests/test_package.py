@@ -131,7 +131,7 @@ def test_the_sdist_builds_the_same_wheel_from_the_same_sources(wheel, sdist, tmp
     done = hatchling("wheel", tmp_path / "again", tree, BUILD_NATIVE_FOR="none")
     assert done.returncode == 0, done.stderr
     assert (
-        "localspec is built without its native library: BUILD_NATIVE_FOR is none; unset it to build the library."
+        "localspec is built without its native library: the environment variable BUILD_NATIVE_FOR is none; unset it to build the library."
         in done.stdout + done.stderr
     )
     (again,) = (tmp_path / "again").iterdir()

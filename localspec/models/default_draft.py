@@ -54,7 +54,7 @@ def default_draft(card: TargetCard, models: Mapping[str, TargetCard] | None = No
             compare_stored(candidate.card.path, _vocabulary(candidate.card.path), card.path, _vocabulary(card.path))
             return candidate, " ".join(problems)
         except LocalspecError as error:
-            problems.append(f"{candidate.card.name}, {candidate.origin}, does not draft for {card.name}: {error}")
+            problems.append(f"{candidate.card.name} ({candidate.origin}) cannot draft for {card.name}. {error}")
     return named, " ".join(problems)
 
 
@@ -67,8 +67,8 @@ def too_large_to_draft(card: TargetCard, models: Mapping[str, TargetCard] | None
     if other is None or (share := step_bytes(other.path) / step_bytes(card.path)) <= LARGEST_SHARE:
         return ""
     return (
-        f"{other.name} has the same tokenizer but is too large to draft for {card.name}: its step reads {share:.0%} of "
-        f"the bytes that a step of {card.name} reads, and above {LARGEST_SHARE:.0%} drafts do not pay."
+        f"{other.name} has the same tokenizer but is too large to draft for {card.name}: a step of it reads "
+        f"{share:.0%} of the bytes that a step of {card.name} reads, and above {LARGEST_SHARE:.0%} drafts do not pay."
     )
 
 
@@ -76,7 +76,7 @@ def _vocabulary(path: Path) -> int:
     """Return the number of token ids of a supported model. Raises the errors of `inspect`."""
     shape = Shape.of(inspect(path).config)
     if shape is None:
-        raise LocalspecError(f"{path / 'config.json'} does not say how large the model is; fetch it again.")
+        raise LocalspecError(f"{path / 'config.json'} does not give the sizes of the model; fetch the model again.")
     return shape.vocab_size
 
 

@@ -200,7 +200,7 @@ def damaged_drafters(card: TargetCard, paths: Paths | None = None) -> list[str]:
     sentences = []
     for path, content in drafter_directories(card, paths):
         if content.get("kept", True) is not False and isinstance(error := _read(path), LocalspecError):
-            sentences.append(f"A drafter of {card.name} is left out. {error}")
+            sentences.append(f"A drafter of {card.name} cannot be used. {error}")
     return sentences
 
 
@@ -220,8 +220,8 @@ def _drafters_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[obje
         if content.get("kept", True) is not False:
             yield content.get("kind"), _read(path)
             continue
-        reason = "the bench after its training found that it does not pay"
-        reason = reason if "bench" in content else "the bench after its training has not run yet"
+        reason = "the bench after its training found it too slow"
+        reason = reason if "bench" in content else "its speed has not been measured yet"
         yield (
             content.get("kind"),
             NotHere(
@@ -312,7 +312,7 @@ def read_drafter(path: Path, card: TargetCard | None = None) -> DrafterCard:
     content = _content(file)
     kind, options, target = content.get("kind"), content.get("options"), content.get("target")
     if kind not in kinds(*WEIGHTS) or not isinstance(options, dict) or not isinstance(target, dict):
-        raise LocalspecError(f"{file} lacks a valid kind, options or target of the drafter; {remedy(file)}.")
+        raise LocalspecError(f"The keys kind, options and target in {file} are not all valid; {remedy(file)}.")
     version = content.get("format")
     if type(version) is not int or version != FORMAT:  # True is 1, too
         raise LocalspecError(
@@ -324,7 +324,7 @@ def read_drafter(path: Path, card: TargetCard | None = None) -> DrafterCard:
             f"accuracy_by_depth in {file} does not list numbers from 0 to 1 for each depth; {remedy(file)}."
         )
     if wrong := [name for name in ACCEPTANCE if not _is_acceptance(content.get(name))]:
-        raise LocalspecError(f"{wrong[0]} in {file} needs a valid 'length' and 'nodes'; {remedy(file)}.")
+        raise LocalspecError(f"The table {wrong[0]} in {file} lacks a valid length or nodes; {remedy(file)}.")
     weights = path / "drafter.safetensors"
     if not weights.is_file():
         raise NotHere(f"{path} lacks drafter.safetensors; {remedy(file)}.")

@@ -208,7 +208,7 @@ def _s3d_predicted(shape: Shape) -> tuple[Sequence[float], str]:
     the source of this figure."""
     beta, gamma = _s3d_proposal(shape)
     chances = [acceptance_at(position, beta, Constants()) for position in range(1, gamma + 1)]
-    return chances, "by the formula of the S3D paper"
+    return chances, "computed with the S3D paper's formula"
 
 
 def _eagle3_parameters(shape: Shape) -> int:

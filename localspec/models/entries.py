@@ -172,8 +172,8 @@ def read_entries(file: Path) -> Iterator[Entry]:
             )
         if {"sha256", "fingerprints"} & entry.keys() and "repo" not in entry:
             raise UsageMistake(
-                f"{subject} has both a path and sha256, which identifies an imported file; remove sha256, or "
-                "replace the path by a repo."
+                f"{subject} has a path, for which sha256 and fingerprints have no effect; remove them, or replace "
+                "the path by a repo."
             )
         if ("gguf" in entry or "bytes" in entry) and not {"gguf", "bytes", "repo"} <= entry.keys():
             raise UsageMistake(
@@ -181,7 +181,7 @@ def read_entries(file: Path) -> Iterator[Entry]:
                 "out gguf and bytes."
             )
         if "forms" in entry and "repo" not in entry:
-            raise UsageMistake(f"{subject} has forms but no repo; add a repo, or remove the forms.")
+            raise UsageMistake(f"{subject} has the key forms but no repo; add a repo, or remove the forms.")
         path, draft, shape = None, entry.get("draft", ""), entry.get("shape")
         if "path" in entry:
             path = file.parent / os.path.expanduser(entry["path"])
@@ -195,9 +195,9 @@ def read_entries(file: Path) -> Iterator[Entry]:
             source=_source(entry, owner),
             draft=draft,
             starters=tuple(entry.get("starters", ())),
-            shape=None if shape is None else _shape(shape, entry.get("architecture"), f"the shape of {owner}"),
+            shape=None if shape is None else _shape(shape, entry.get("architecture"), f"the table shape of {owner}"),
             drafters=tuple(_published(drafter, f"a drafter of {owner}") for drafter in entry.get("drafters", ())),
-            forms=tuple(_form(form, f"a form of {owner}") for form in entry.get("forms", ())),
+            forms=tuple(_form(form, f"an entry of forms of {owner}") for form in entry.get("forms", ())),
             sha256=tuple(entry.get("sha256", ())),
             fingerprints=tuple(entry.get("fingerprints", ())),
             **{key: entry[key] for key in _AS_THEY_ARE if key in entry},
@@ -247,8 +247,8 @@ def _shape(table: Mapping[str, Any], architecture: str | None, owner: str) -> Sh
     shape = family and Shape.of({**uniform.config, **table["config"], "model_type": family.model_type})
     if not shape or not (shape.delta or shape.layer_sizes or shape.experts):
         raise UsageMistake(
-            f"config of {owner} describes neither the experts nor the differing layers of {architecture}; correct or "
-            "remove it."
+            f"The key config of {owner} gives neither the sizes of experts nor those of layers that differ, as "
+            f"the config.json of {architecture} does; correct or remove it."
         )
     return shape
 
@@ -257,7 +257,7 @@ def _form(table: Mapping[str, Any], owner: str) -> Form:
     _check(table, _FORM, owner)
     source = _source(table, owner)
     if source is None:
-        raise UsageMistake(f"{_capitalised(owner)} has no repo; add the repository that it is in.")
+        raise UsageMistake(f'{_capitalised(owner)} lacks the key repo; add repo = "org/name".')
     return Form(source, **{key: table[key] for key in ("publisher", "license", "bytes") if key in table})
 
 

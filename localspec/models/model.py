@@ -124,7 +124,7 @@ def small_model_of(card: TargetCard, *, drafts: bool = False) -> Model:
         parameters = shape.parameters if shape else 0
     if shape is None:
         raise LocalspecError(
-            f"The config.json of {card.name} does not say how large its parts are; fetch the model again."
+            f"The config.json of {card.name} does not give the sizes of the model; fetch the model again."
             if card.here
             else f"models.toml does not say how large {card.name} is; add a shape to its entry."
         )

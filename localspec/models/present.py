@@ -71,7 +71,7 @@ def present_model(settings: Settings, paths: Paths) -> Present:
             return Present(card.name, _ORIGINS[choice.by])
     models = chat_models(paths)
     if len(models) > 1:
-        return Present(None, f"the first prompt chooses one of the {len(models)} models here")
+        return Present(None, f"one of the {len(models)} models here is chosen at the first prompt")
     if models:
         return Present(models[0].name, "the only model here")
     return Present("demo", "no other model is here")

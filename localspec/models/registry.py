@@ -306,8 +306,8 @@ def refuse_damaged(name: str, paths: Paths | None = None) -> None:
     """Raise LocalspecError if a damaged packed file may be the model of this name."""
     if name and (file := damaged_of(name, paths or Paths(home()))):
         raise LocalspecError(
-            f"{name} is not here, or is the damaged file {file}; delete the file with `localspec rm "
-            f"{shlex.quote(str(file))}`, then import its GGUF file or pull the model again."
+            f"{name} is not on this machine, or is in the damaged file {file}. Delete that file with `localspec rm "
+            f"{shlex.quote(str(file))}`, then import the model's GGUF file or pull the model again."
         )
 
 

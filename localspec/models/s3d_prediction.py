@@ -188,16 +188,17 @@ def compared(constants: Constants, measured: MeasuredAcceptance, timing: Timing,
     by_paper, by_depth = _list(predicted), _list(measured.by_depth)
     parts = [
         f"Acceptance rates by depth: {by_paper} as the paper predicts, {by_depth} as measured on held-out text",
-        f"a chain of drafts gives {length:.2f} tokens per iteration with the predicted rates and "
+        f"a chain of drafts yields {length:.2f} tokens per step with the predicted rates, and "
         f"{measured_length:.2f} with the measured ones",
     ]
     if generated is not None:
-        parts.append(f"in replies of the model, a tree of drafts gave {generated:.2f} tokens per iteration")
+        parts.append(f"when the model wrote replies, a tree of drafts yielded {generated:.2f} tokens per step")
     speed = (generated or measured_length) / (draft + verify)
     of_paper = improvement(gamma, beta, constants)
     parts.append(
-        f"a draft takes as long as {draft:.2f} plain steps here, and its verification as long as {verify:.2f}, so "
-        f"drafting should be {speed:.2f} times as fast as plain decoding ({of_paper:.2f} with the paper's acceptance)"
+        f"a draft takes {draft:.2f} times as long as a plain step here, and its verification {verify:.2f} times as "
+        f"long, so drafting should be {speed:.2f} times as fast as plain decoding ({of_paper:.2f} with the paper's "
+        "acceptance)"
     )
     return "; ".join(parts) + "."
 

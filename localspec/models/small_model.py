@@ -39,8 +39,8 @@ def mask_token(config: ModelConfig, path: Path) -> int:
         )
     if config.per_layer_inputs[0]:
         raise LocalspecError(
-            f"The model in {path} cannot draft in parallel, because its layers read an additional input for each "
-            "token id and its mask token has none; give another draft model."
+            f"The model in {path} cannot draft in parallel, because its layers read a vector for each token id, and "
+            "there is none for its mask token; give another draft model."
         )
     return token
 

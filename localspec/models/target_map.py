@@ -38,9 +38,9 @@ class TargetMap:
         places = tuple(layer + num_layers + 1 if layer < 0 else layer for layer in self.layers)
         if any(not 0 <= place <= num_layers for place in places) or self.states != len(places) * hidden_size:
             raise UsageMistake(
-                f"The small model in {self.file.parent} reads {self.states} channels of the states "
-                f"{', '.join(map(str, self.layers))} of its target, but this model has {num_layers} layers of "
-                f"{hidden_size} channels; name the model that it was made for."
+                f"The small model in {self.file.parent} needs a target whose states {', '.join(map(str, self.layers))} "
+                f"have {self.states} channels in total, but this model has {num_layers} layers of {hidden_size} "
+                "channels; name the model that it was made for."
             )
         return places
 
@@ -67,7 +67,7 @@ def target_map(config: Mapping[str, Any], path: Path) -> TargetMap | None:
                 'this in its directory: python -c "import torch, safetensors.torch as s; '
                 f"s.save_file(torch.load('{PICKLE}', weights_only=True), '{FILE}')\""
             )
-        raise NotHere(f"{path} lacks {FILE}, the map of the target's states; {remedy}.")
+        raise NotHere(f"{path} lacks {FILE}, through which the drafter reads the target's states; {remedy}.")
     headers = tensor_headers(file)
     shapes = {name: tuple(headers[name]["shape"]) for name in (WEIGHT, BIAS) if name in headers}
     if others := [headers[name]["dtype"] for name in shapes if headers[name]["dtype"] not in _FLOATS]:

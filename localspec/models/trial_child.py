@@ -76,8 +76,8 @@ def _tried_tokenizer(files: dict[str, str], path: Path) -> Tokenizer:
     steps = {name: None if step is None else json.loads(step.__getstate__()) for name, step in steps.items()}
     if not _decodes_in_bounds(steps["decoder"]):
         raise LocalspecError(
-            f"The tokenizer in {path} may never finish decoding: it uses a regular expression, or lengthens text, "
-            "which no known model needs; choose another model."
+            f"The tokenizer in {path} is refused, because its decoder could run forever: it has a step that no known "
+            "model needs, a regular expression or one that lengthens text; choose another model."
         )
     special = "".join(token.content for token in list(tokenizer.added_tokens.values())[:100])
     for text in (*_SAMPLES, special, *_runs(steps)):

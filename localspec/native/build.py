@@ -80,7 +80,7 @@ def wanted_target() -> Platform | None:
 def why_none() -> str:
     """Return the reason why no library is built, if `wanted_target` returned None."""
     if os.environ.get("BUILD_NATIVE_FOR") == "none":
-        return "BUILD_NATIVE_FOR is none; unset it to build the library."
+        return "the environment variable BUILD_NATIVE_FOR is none; unset it to build the library."
     return f"the library is not made for {this_machine()}, only for {', '.join(TARGETS)}."
 
 

@@ -83,7 +83,9 @@ def packed_tensors(
     def serves(header: Header) -> bool:
         """Return True if the header has the tensors that the library reads. Otherwise raise LocalspecError."""
         if {name: section.tensor for name, section in header.tensors.items()} != planned:
-            raise LocalspecError(f"The packed copy of {file} has unexpected tensors, so the drafter is packed again.")
+            raise LocalspecError(
+                f"The packed copy of {file} does not have the tensors of that drafter, so the drafter is packed again."
+            )
         return True
 
     def make(path: Path) -> None:
@@ -94,7 +96,7 @@ def packed_tensors(
     try:
         model = PackedModel.open(once([packed_file], make, reporter, serves))
     except (CannotWrite, DoesNotFit) as error:
-        reporter.notice(f"{error} Until then the drafter is packed again each time it is loaded.")
+        reporter.notice(f"{error} Until you have done this, the drafter is packed again whenever it is loaded.")
         return tensors
     packed = {name: [_matrix(model, f"{name} {n}") for n in range(len(parts))] for name, parts in large.items()}
 

@@ -129,7 +129,7 @@ D = M + '[[m.drafters]]\nkind = "medusa"\n'
         (M + 'source = "x"\n', "Unknown key 'source'"),
         (D + 'paramters = 3\n', "Unknown key 'paramters' of a drafter of model 'm' in {file} (did you mean 'parameters'?)"),
         (D + 'accepted = { length = 2, depth = 4, sorce = "x" }\n', "of the table 'accepted' of a drafter of model 'm' .*'source'"),
-        (M + f"shape = {SHAPE.replace('inner', 'iner')}\n", "'iner' of the shape of model 'm' .*'inner'"),
+        (M + f"shape = {SHAPE.replace('inner', 'iner')}\n", "'iner' of the table shape of model 'm' .*'inner'"),
         # values of another kind
         (M + "description = 3\n", "description = 3 of model 'm' in {file} must be a text; correct it"),
         ("[m]\npath = 3\n", wording("must_be_a_text")),
@@ -145,9 +145,9 @@ D = M + '[[m.drafters]]\nkind = "medusa"\n'
         (M + "shape = 3\n", "shape = 3 of .* must be a table"),
         (M + "drafters = 3\n", "drafters = 3 of .* must be tables"),
         (M + 'drafters = ["medusa"]\n', "must be tables"),
-        (M + f"shape = {SHAPE.replace('layers = 2', 'layers = 0')}\n", "layers = 0 of the shape of .* a whole number"),
-        (M + f"shape = {SHAPE[:-2]}, tied = 1 }}\n", "tied = 1 of the shape of .* must be true or false"),
-        (M + "shape = { layers = 2 }\n", "The shape of model 'm' in {file} lacks width; add it"),
+        (M + f"shape = {SHAPE.replace('layers = 2', 'layers = 0')}\n", "layers = 0 of the table shape of .* a whole number"),
+        (M + f"shape = {SHAPE[:-2]}, tied = 1 }}\n", "tied = 1 of the table shape of .* must be true or false"),
+        (M + "shape = { layers = 2 }\n", "The table shape of model 'm' in {file} lacks width; add it"),
         # where from
         ('[m]\nrepo = "name"\n', "repo = 'name' of model 'm' in {file} names no repository; write repo = \"org/name\""),
         ('[m]\nrepo = "org/na me"\n', "names no repository"),
@@ -161,10 +161,10 @@ D = M + '[[m.drafters]]\nkind = "medusa"\n'
         (M + 'sha256 = "ab"\n', wording("sha256_ab_model_m_must_list_sha")),
         (M + f'sha256 = ["{"A" * 64}"]\n', wording("must_list_sha_256_digests_each_64")),
         (f'[m]\npath = "x"\nsha256 = ["{"a" * 64}"]\n', wording("model_m_path_imported_file")),
-        (M + '[[m.forms]]\ngguf = "Q8_0"\n', "A form of model 'm' in {file} has no repo; add the repository"),
-        (M + '[[m.forms]]\nrepo = "a/b"\ngguf = "Q8 0"\n', "gguf = 'Q8 0' of a form of .* names no type of GGUF"),
-        (M + '[[m.forms]]\nrepo = "b"\ngguf = "Q8_0"\n', "repo = 'b' of a form of .* names no repository"),
-        (M + '[[m.forms]]\nrepo = "a/b"\nkind = "Q8_0"\n', "Unknown key 'kind' of a form of model 'm'"),
+        (M + '[[m.forms]]\ngguf = "Q8_0"\n', "An entry of forms of model 'm' in {file} lacks the key repo; add repo = "),
+        (M + '[[m.forms]]\nrepo = "a/b"\ngguf = "Q8 0"\n', "gguf = 'Q8 0' of an entry of forms of .* names no type of GGUF"),
+        (M + '[[m.forms]]\nrepo = "b"\ngguf = "Q8_0"\n', "repo = 'b' of an entry of forms of .* names no repository"),
+        (M + '[[m.forms]]\nrepo = "a/b"\nkind = "Q8_0"\n', "Unknown key 'kind' of an entry of forms of model 'm'"),
         ('[m]\npath = "x"\n[[m.forms]]\nrepo = "a/b"\n', wording("model_m_forms_repo")),
         # what it is
         (M + 'architecture = "GPT2LMHeadModel"\n', "architecture = 'GPT2LMHeadModel' of .* must be one of LlamaForC"),
@@ -234,7 +234,7 @@ def test_a_shape_says_of_layers_that_differ_what_config_json_says(file: Path) ->
     (entry,) = read(file, text.replace("ONE", "Qwen3_5ForConditionalGeneration"))
     assert entry.shape and entry.shape.delta and entry.shape.delta.value_heads == 16
     for changed in (text.replace("ONE", "LlamaForCausalLM"), text.replace('architecture = "ONE"\n', "")):
-        with pytest.raises(UsageMistake, match="differing layers"):
+        with pytest.raises(UsageMistake, match="layers that differ"):
             read(file, changed)
 
 
