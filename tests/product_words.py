@@ -64,7 +64,9 @@ def products(sources: tuple[Path, ...] = SOURCES) -> set[str]:
 def _literals(node: ast.AST) -> Iterator[str]:
     """Yield the texts below this node. Docstrings, names of types and regular expressions are not texts of the program."""
     if isinstance(node, ast.JoinedStr):
-        yield "".join(part.value if isinstance(part, ast.Constant) else f"{{{_name(part)}}}" for part in node.values)  # type: ignore[misc]
+        yield "".join(
+            part.value if isinstance(part, ast.Constant) else f"{{{_name_among(part, node)}}}" for part in node.values
+        )  # type: ignore[misc]
         parts: list[ast.AST] = [part for part in node.values if isinstance(part, ast.FormattedValue)]
     elif isinstance(node, ast.Constant):
         if isinstance(node.value, str):
@@ -80,6 +82,24 @@ def _literals(node: ast.AST) -> Iterator[str]:
         parts += [call for one in types if one for call in ast.walk(one) if isinstance(call, ast.Call)]
     for part in parts:
         yield from _literals(part)
+
+
+def _name_among(part: ast.AST, text: ast.JoinedStr) -> str:
+    """Return a name for an inserted expression: `card_name` for {card.name!r} if {other.name!r} is in the text, too."""
+    name = _name(part)
+    same = {
+        ast.unparse(other) for other in text.values if isinstance(other, ast.FormattedValue) and _name(other) == name
+    }
+    if len(same) == 1:
+        return name
+    return next(
+        (
+            f"{_name(inner.value)}_{name}"
+            for inner in ast.walk(part)
+            if isinstance(inner, ast.Attribute) and inner.attr == name
+        ),
+        name,
+    )
 
 
 def _name(part: ast.AST) -> str:
@@ -101,6 +121,8 @@ def _name(part: ast.AST) -> str:
             return _name(value)
         case ast.Call(func=func, args=args) if _last(func) in _FORMATTING:
             return next((name for name in map(_name, reversed(args)) if name != "…"), _last(func))
+        case ast.Call(func=ast.Attribute(value=text, attr="removeprefix" | "removesuffix" | "split" | "rstrip")):
+            return _name(text)
         case ast.Call(func=func) | ast.Subscript(value=func) | ast.UnaryOp(operand=func) | ast.IfExp(body=func):
             return _name(func)
         case ast.GeneratorExp(generators=[inner, *_]) | ast.ListComp(generators=[inner, *_]):
