@@ -131,11 +131,12 @@ def section(figures: dict[str, Any]) -> str:
             0,
             f"A line is a model with a form of steps. The columns of rows have the milliseconds of a step after about {CONTEXT} tokens of text, "
             "until its picks have reached the host. Less is better.\n\n"
-            "- The first step with each number of rows prepares the later ones, which takes time and memory. *Slowest first step* is the longest of the "
-            "four, and *memory of first steps* their sum.\n"
+            "- The first step with each number of rows prepares the later ones, which takes time and memory. *Slowest first step* is "
+            "the longest of these four steps, and *memory of first steps* is what all four took together.\n"
             "- *Static* steps are eager, with tensors of fixed shapes, as recording needs them.\n"
             "- *Bits* compares all results with those of eager steps.\n"
-            f"- With recurrent layers, steps of more than 16 rows are not captured.\n\n{table(heads, lines)}",
+            "- With recurrent layers, steps of more than 16 rows are not captured. So all their times for 32 rows are of eager steps.\n\n"
+            f"{table(heads, lines)}",
         )
     parts += [f"- {name} fell back, for: {result['trouble']}" for name, result in good.items() if result.get("trouble")]
     return "\n\n".join([*parts, *failed(figures)])

@@ -77,8 +77,9 @@ def section(figures: dict[str, Any]) -> str:
             f"The memory of the card reads and writes {speed['copy'] / 1e9:.0f} GB/s while a large tensor is copied. "
             f"It reads {speed['read'] / 1e9:.0f} GB/s while one is summed.\n\n"
             "In the next table a line is a model, and *weights* is their size. The other columns have the milliseconds of a pass by its number of "
-            f"rows, after {CONTEXT} tokens of text; less is better. Every pass reads all weights once. The share in brackets compares the speed of this "
-            "reading with the speed of copying; more is better. Passes that are not *recorded* are eager."
+            f"rows, after {CONTEXT} tokens of text; less is better. Every pass reads all weights once. In brackets is the speed of "
+            "this reading for one row, as a share of the speed of copying; more is better. Where fewer rows took "
+            "longer than more rows, both have the shorter time. Passes that are not *recorded* are eager."
         )
     models = {name: result for name, result in figures.items() if name.rpartition(" ")[0] in SHAPES}
     good = {name: result for name, result in models.items() if not failure(result)}
@@ -94,7 +95,8 @@ def section(figures: dict[str, Any]) -> str:
         rows = next(iter(good.values()))["rows"]
         parts.append(table(["model", "weights", *(f"{n} rows" if n > 1 else "1 row" for n in rows)], lines))
         parts.append(
-            "The next table counts, for one step: kernels started / recordings started / times that the host waits for the GPU / copies. Less is better."
+            "The next table counts, for one step: kernels started / recordings started / times that the host waits for the GPU / "
+            "copies of memory. Less is better."
         )
         parts.append(table(["model", *(f"{n} rows" if n > 1 else "1 row" for n in PROFILED)], of_calls))
         parts += waits_told(good)

@@ -20,11 +20,11 @@ TITLES = {
 UNKNOWN = "an unknown commit"
 AIMS = (
     "Each line is an aim: what was measured, the value that was *wanted*, and the value that was *found*. "
-    "A share of 1.00 means all."
+    "A share of 1.00 means all, and 0.00 none."
 )
 RUNS = (
-    "Each stage begins with its commands. After a command come its start, the commit, its duration, the load of the CPU, "
-    "and whether its time sufficed for all measurements."
+    "Each stage begins with its commands. After a command come its start, the commit, its duration and the load of the CPU. "
+    "Last come the words *all measured*, or the first measurement for which its time was up."
 )
 
 

@@ -206,11 +206,12 @@ def section(figures: Mapping[str, Any]) -> list[str]:
         cells = [cell(result, count) for count in ROWS]
         lines.append([name, *cells, figure(result["error"], "{:.3f}"), bits(result)])
     caption = (
-        "In the next table a line is a kernel that multiplies rows by a matrix of Llama-2-7B, `gate_up` or `down`. *Dense* kernels have unpacked "
-        "weights, *our* kernels are localspec's, and the others are functions of bitsandbytes and torch.\n\n"
+        "In the next table a line is a kernel that multiplies rows by a matrix of Llama-2-7B: `gate_up`, the largest of a layer, "
+        "or `down`. *Dense* kernels have unpacked weights, *our* kernels are localspec's, and the others are functions of bitsandbytes and torch.\n\n"
         "- The columns of rows have microseconds, recorded and in brackets eager. Less is better.\n"
         "- *Error* is the relative difference from the product with unpacked weights. Less is better.\n"
-        "- *Bits of a row* says at which numbers of rows a row gets other bits than by itself."
+        "- *Bits of a row* says at which numbers of rows a row gets other bits than by itself. Tried were "
+        f"{', '.join(map(str, COMPARED[:-1]))} and {COMPARED[-1]} rows."
     )
     return [
         caption,

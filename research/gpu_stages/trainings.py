@@ -143,10 +143,12 @@ def section(figures: dict[str, Any]) -> str:
         "peak ÷ estimate",
     ]
     caption = (
-        f"A line is a drafter with its default options. The model for which it drafts is {LLAMA2} in NF4 with random weights. "
+        "A line is a drafter with its default options, but `s3d` skips layers 5 to 26, as in its paper. "
+        f"The model for which it drafts is {LLAMA2} in NF4 with random weights. "
         f"A training step reads {BATCH} tokens in sequences of {LENGTH}.\n\n"
         "- *Tokens at once* are those that the GPU computes together.\n"
-        "- *Peak GiB* is the most memory used, and *estimated GiB* what localspec had expected. *Peak ÷ estimate* is best near 1, and should not be above."
+        "- *Peak GiB* is the most memory used, and *estimated GiB* what localspec had estimated before. "
+        "*Peak ÷ estimate* is best just below 1."
     )
     return "\n\n".join([caption, *([table(heads, lines)] if lines else []), *failed(figures)])
 

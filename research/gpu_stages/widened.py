@@ -215,8 +215,8 @@ def section(figures: dict[str, Any]) -> str:
     heads = ["method", "peak GiB", "tokens/s", "M", "M over all"]
     parts.append(
         "For comparison, these are methods in table 1 of the S3D paper. They were measured on an NVIDIA A10G with the prompts of MT-Bench. "
-        "M compares with the first line. *M over all* is for all prompts of the paper, and that of S3D is the aim. "
-        f"Of tokens/s and M more is better.\n\n{table(heads, papers)}"
+        "*M* compares with the first line. *M over all* is for all prompts of the paper; the value of S3D is the aim for M above. "
+        f"More tokens/s and more M are better.\n\n{table(heads, papers)}"
     )
     return "\n\n".join(parts)
 
