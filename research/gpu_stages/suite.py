@@ -30,7 +30,7 @@ MEANINGS = {
     "exactness": "self-test of exactness",
     "of the prediction": "memory ÷ predicted memory",
 }
-FILES = "A line is a file of tests. *Seconds* is the sum over all test processes, some of which ran at the same time."
+FILES = "A line is a file of tests. *Seconds* adds up the times of all tests, some of which ran at the same time."
 RECORDS = (
     "In the next table a line is a value that tests recorded. *Cases* names these tests, by precision and drafter (`fp32-medusa`) or by precision and "
     "way of computing (`fp32-fastest`; `fp32-exact` is with `--exact`).\n\n"
