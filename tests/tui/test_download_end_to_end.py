@@ -78,7 +78,7 @@ def test_a_download_from_its_beginning_to_its_end(home, hub):
         terminal.send("/model mine\r")
         terminal.shows("Download mine, 3.4 MiB?", wording("are_free_on_the_disk"))
         terminal.send("\r")
-        terminal.shows("mine is here: /model mine lets it answer.")
+        terminal.shows("mine is downloaded. To chat with it, type /model mine.")
         terminal.send(CTRL_Q)
         assert terminal.ends() == 0
         terminal.check_that_nobody_else_commands()

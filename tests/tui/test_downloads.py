@@ -93,9 +93,9 @@ async def test_one_continues_chatting_while_a_model_comes(chat, hub, home):
         await until(pilot, lambda: talk.replies() == ["Half said."] and talk.idle())
         await say(pilot, "second")
         await until(pilot, lambda: talk.replies() == ["Half said.", "Again."] and talk.idle())
-        assert "mine is here" not in words(talk)
+        assert "mine is downloaded" not in words(talk)
         hub.go.set()
-        await until(pilot, lambda: "mine is here: /model mine lets it answer." in words(talk))
+        await until(pilot, lambda: "mine is downloaded. To chat with it, type /model mine." in words(talk))
         assert "↓ mine" not in words(talk) and talk.loaded == ["scripted"], "it is not switched to by itself"
         await say(pilot, "/model mine")
         await until(pilot, lambda: talk.loaded == ["scripted", "mine"] and talk.idle())
@@ -119,7 +119,7 @@ async def test_a_download_is_given_up_midway_and_continued(chat, hub, home):
         hub.hold = None
         hub.requests.clear()
         await begin(talk, pilot)
-        await until(pilot, lambda: "mine is here" in words(talk))
+        await until(pilot, lambda: "mine is downloaded" in words(talk))
     assert fetched(hub) == [WEIGHTS] and resolve("mine").here and stray(home) == []
 
 
@@ -169,7 +169,7 @@ async def test_one_agrees_to_what_is_known_and_one_download_comes_at_a_time(chat
         refused = wording("download_org_name_under_way_one")
         await until(pilot, lambda: refused in {told.message for told in talk.app.toasts})
         hub.go.set()
-        await until(pilot, lambda: "org/name is here: /model org/name lets it answer." in words(talk))
+        await until(pilot, lambda: "org/name is downloaded. To chat with it, type /model org/name." in words(talk))
 
 
 async def test_a_server_that_dies_costs_the_download_and_nothing_else(chat, hub, home, monkeypatch):
@@ -232,7 +232,7 @@ async def test_a_model_that_does_not_fit_may_be_fetched_after_a_warning(chat, hu
         await until(pilot, asked(talk))
         assert wording("may_run_here_mine_needs_9_0_gib") in words(talk)
         await pilot.press("enter")
-        await until(pilot, lambda: "mine is here" in words(talk))
+        await until(pilot, lambda: "mine is downloaded" in words(talk))
 
 
 async def test_packing_is_announced_and_can_be_given_up_too(chat, hub, home, monkeypatch):
@@ -255,4 +255,4 @@ async def test_packing_is_announced_and_can_be_given_up_too(chat, hub, home, mon
         await until(pilot, lambda: "↓ mine · stopping" in words(talk))
         gate.set()
         await until(pilot, lambda: "The download of mine was stopped." in words(talk))
-        assert "mine is here" not in words(talk)
+        assert "mine is downloaded" not in words(talk)

@@ -107,7 +107,7 @@ def test_a_kill_loses_nothing(tmp_path):
     terminal.send("asked\r")
     terminal.shows("Half")
     terminal.send("waits\rhalf typed")
-    terminal.shows("waiting (esc takes it back)", "half typed")
+    terminal.shows("prompt waiting (esc takes it back)", "half typed")
     file = tmp_path / "data" / "localspec.db-wal"  # drafts are saved within a second
     terminal.until(lambda: b"half typed" in file.read_bytes())
     os.kill(terminal.process.pid, signal.SIGKILL)

@@ -238,7 +238,7 @@ def test_one_sees_speculation_at_work(home):
             terminal.send("What is speculative decoding?\r")
             terminal.until(lambda number=number: len(said(home)) == number and said(home)[-1].reason is not None)
         terminal.send(F4)
-        terminal.shows("who proposed it", "this chat")
+        terminal.shows("tokens proposed by", "this chat")
         looks_into_the_second_reply(terminal)
         terminal.send("/race Tell me about the sea.\r")
         terminal.shows("Race: Tell me about the sea.", wording("both_texts_are_the_same_2"))

@@ -119,7 +119,7 @@ TABLE = {
             ("ctrl+end",),
         ),
         Deed(("/title Of the sea",), lambda talk: "Of the sea" in talk.screen_text().splitlines()[0]),
-        Deed(("/think auto",), told("Thinking is auto from the next reply on.")),
+        Deed(("/think auto",), told("From the next reply, thinking is auto.")),
     ],
     "typing": [
         Deed(("Insert a line break",), lambda talk: "\n" in talk.typed, ("a",), EMPTY),

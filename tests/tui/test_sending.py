@@ -81,7 +81,7 @@ async def test_a_prompt_waits_until_the_model_is_loaded_and_escape_takes_it_back
         assert talk.typed == "Too early", "it is not lost where something else is typed"
         await pilot.press("f7")
         await say(pilot, "Are you there?")
-        await until(pilot, lambda: "waiting (esc takes it back): Are you there?" in talk.screen_text())
+        await until(pilot, lambda: "prompt waiting (esc takes it back): Are you there?" in talk.screen_text())
         assert talk.prompts() == []
         gate.set()
         await until(pilot, lambda: talk.replies() == ["At last."])
@@ -96,7 +96,7 @@ async def test_prompts_that_wait_are_asked_in_turn(chat):
         await until(pilot, lambda: talk.replies() == ["One"])
         await say(pilot, "b")
         await say(pilot, "c")
-        await until(pilot, lambda: "2 waiting (esc takes them back): b · c" in talk.screen_text())
+        await until(pilot, lambda: "2 prompts waiting (esc takes them back): b · c" in talk.screen_text())
         gate.set()
         await until(pilot, talk.idle)
         assert talk.prompts() == ["a", "b", "c"]

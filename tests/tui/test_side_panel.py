@@ -29,7 +29,7 @@ async def test_it_is_opened_and_closed_and_stays_so(chat):
         await pilot.pause()
         assert not panel(talk).display
         await pilot.press("f4")
-        await until(pilot, lambda: "who proposed it" in talk.screen_text())
+        await until(pilot, lambda: "tokens proposed by" in talk.screen_text())
         assert panel(talk).region.x >= talk.app.screen.query_one("#talk").region.right, "at the side"
         await pilot.press("f1")  # the keys need the room
         await until(pilot, lambda: not panel(talk).display)
@@ -48,7 +48,7 @@ async def test_where_there_is_no_room_at_the_side_it_lies_over_the_conversation(
         await until(pilot, talk.idle)
         panel(talk).show(replace(FIGURES, sources={"s3d": 57, "target": 43}))
         await pilot.press("f4")
-        await until(pilot, lambda: "who proposed it" in talk.screen_text())
+        await until(pilot, lambda: "tokens proposed by" in talk.screen_text())
         assert talk.app.screen.query_one("#talk").size.width == 58
         assert panel(talk).region.right == 58 and panel(talk).max_scroll_y > 0
         await pilot.press("pagedown")
@@ -57,7 +57,7 @@ async def test_where_there_is_no_room_at_the_side_it_lies_over_the_conversation(
         await until(pilot, lambda: talk.app.screen.query_one("#talk").size.width == 66)
         await pilot.resize_terminal(58, 14)
         await pilot.press("f4")
-        await until(pilot, lambda: "who proposed it" not in talk.screen_text())
+        await until(pilot, lambda: "tokens proposed by" not in talk.screen_text())
 
 
 async def test_what_it_shows(chat):

@@ -52,7 +52,7 @@ async def test_what_is_chosen_in_the_palette_is_kept(chat, tmp_path):
         await pilot.press("ctrl+p", *"other colours")
         await until(pilot, lambda: "Choose other colours" in talk.screen_text())
         await pilot.press("enter")
-        await until(pilot, lambda: "Search for colours" in talk.screen_text())
+        await until(pilot, lambda: "Search for a colour theme" in talk.screen_text())
         await pilot.press(*words)
         await until(pilot, lambda: isinstance(talk.app.screen, CommandPalette) and words in talk.screen_text())
         await pilot.press("enter")
@@ -81,7 +81,7 @@ async def test_a_theme_that_is_not_saved_is_reported(chat, tmp_path, settings, t
     file.write_text(text)
     async with chat(settings=settings).opened() as (talk, pilot):
         talk.app.choose_theme("nord")
-        await until(pilot, lambda: message in " ".join(talk.screen_text().split()))
+        await until(pilot, lambda: any(message in told.message for told in talk.app.toasts))
         assert talk.app.theme == "nord"
 
 

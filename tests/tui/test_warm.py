@@ -43,7 +43,7 @@ def test_a_chat_that_uses_a_server_is_like_any_other_and_outlives_it(tmp_path):
             terminal.send("What is speculative decoding?\r")
             terminal.until(lambda number=number: replied(number))
         terminal.send("\x1bOS")  # F4
-        terminal.shows("who proposed it", "this chat", "GiB")
+        terminal.shows("tokens proposed by", "this chat", "GiB")
         looks_into_the_second_reply(terminal)
         assert not loaded.exists()
 

@@ -45,7 +45,7 @@ class ChatApp(StoppableApp):
     VERTICAL_BREAKPOINTS = [(0, "-low"), (14, "-high")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+q", "quit", "Quit", id="app.quit", priority=True),
-        Binding("ctrl+c", "interrupt", "Copy the selection, or stop", id="app.interrupt", show=False),
+        Binding("ctrl+c", "interrupt", "Copy the selection, or stop the reply", id="app.interrupt", show=False),
     ]
 
     def __init__(self, engine: EngineThread, settings: Settings, *, first: str | None = None, files: str = "") -> None:
@@ -246,7 +246,7 @@ class ChatApp(StoppableApp):
 
     def search_themes(self) -> None:
         """Open the palette's list of themes."""
-        self.push_screen(Palette(providers=[themes.Themes], placeholder="Search for colours"))
+        self.push_screen(Palette(providers=[themes.Themes], placeholder="Search for a colour theme"))
 
     def on_command_palette_option_highlighted(self, moved: CommandPalette.OptionHighlighted) -> None:
         """Show the theme under the palette's cursor."""

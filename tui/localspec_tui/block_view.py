@@ -282,7 +282,9 @@ class BlockView(LaidOutOnce, Widget):
         if on_copy != (self.tooltip is not None):
             key = keymap.key(self.app, "chat.code") if on_copy else ""
             self.tooltip = (
-                Content(f"{key} also copies code, starting with the last code of a reply") if on_copy else None
+                Content(f"{key} copies code too: the last block of a reply first, then earlier ones")
+                if on_copy
+                else None
             )
 
 

@@ -98,7 +98,7 @@ class CodeCopies:
         label = blocks[at].language or "code"
         if len(blocks) > 1:
             number, count = at + 1, len(blocks)
-            label = f"{label}, block {number} of {count}; press again for the previous block"
+            label = f"{label}, block {number} of {count}; press the key again for the previous block"
         return blocks[at], label
 
     def copy(self, app: App[Any], source: str) -> None:

@@ -80,7 +80,7 @@ class FetchThread(threading.Thread):
             for event in events:
                 match event:
                     case AlreadyHere(why):
-                        return f"{self.model} is here already; {why}."
+                        return f"{self.model} is already on this machine; {why}."
                     case Planned():
                         planned = event
                         if not event.plan.fits_on_disk:
@@ -92,11 +92,21 @@ class FetchThread(threading.Thread):
                         for sentence in notices:
                             self._post(messages.Noticed(sentence))
                     case NotConverted(heads, None):
-                        self._post(messages.Noticed(f"The heads of {heads} do not name the model that they draft for."))
+                        self._post(
+                            messages.Noticed(
+                                f"The drafter heads of {heads} cannot be used, because they do not name the model that "
+                                "they draft for."
+                            )
+                        )
                     case NotConverted(heads, model):
-                        self._post(messages.Noticed(f"The heads of {heads} draft only for {model}, which is not here."))
+                        self._post(
+                            messages.Noticed(
+                                f"To use the drafter heads of {heads}, download their model {model}, then download "
+                                f"{heads} again."
+                            )
+                        )
                 self._go_on()
-        return f"{self.model} is here: /model {self.model} lets it answer."
+        return f"{self.model} is downloaded. To chat with it, type /model {self.model}."
 
     def _received(self, done: int, total: int) -> None:
         self.bytes, self.stage = (done, total), ""

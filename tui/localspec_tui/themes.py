@@ -19,7 +19,8 @@ def check(settings: Settings) -> None:
     if settings.theme != AUTO and settings.theme not in BUILTIN_THEMES:
         guess = nearest(settings.theme, [AUTO, *BUILTIN_THEMES])
         raise UsageMistake(
-            f"{settings.shown('theme')} names no theme{guess}; correct or remove it. Ctrl+P lists them in the chat."
+            f"{settings.shown('theme')} names no theme{guess}. Correct or remove it. To see all themes, press "
+            "Ctrl+P in the chat and run “Choose other colours”."
         )
 
 
@@ -35,7 +36,9 @@ def keep(theme: str, origin: str) -> str:
         keep_setting(file, "theme", theme)
     except LocalspecError as error:
         return f"Not saved: {error}"
-    return f"{origin} decides the colours at the next start." if origin.startswith(PREFIX) else f"Saved in {file}."
+    if origin.startswith(PREFIX):
+        return f"Saved, but {origin} decides the theme at the next start. Unset that variable to use the saved theme."
+    return f"Saved in {file}."
 
 
 class Themes(ThemeProvider):
@@ -44,6 +47,6 @@ class Themes(ThemeProvider):
     @property
     def commands(self) -> list[tuple[str, Callable[[], None]]]:
         choose: Callable[[str], None] = getattr(self.app, "choose_theme")  # noqa: B009  # of whatever application
-        automatic = f"{AUTO}: after the terminal's background"
+        automatic = f"{AUTO}: matches the terminal's background"
         names = {automatic: AUTO, **{name: name for name in sorted(self.app.available_themes)}}
         return [(line, partial(choose, name)) for line, name in names.items()]

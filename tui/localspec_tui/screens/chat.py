@@ -51,7 +51,7 @@ KEYS: list[BindingType] = [
     Binding("ctrl+s", "system", "System", tooltip="Set the system prompt", id="chat.system"),
     Binding("f5", "again", "Again", tooltip="Answer the last prompt again", id="chat.again"),
     Binding("f2", "edit", "Edit", tooltip="Edit the last prompt, or the one in focus", id="chat.edit"),
-    Binding("ctrl+t", "xray", "X-ray", tooltip="Show who proposed each token of a reply", id="chat.xray"),
+    Binding("ctrl+t", "xray", "X-ray", tooltip="Show which drafter proposed each token of a reply", id="chat.xray"),
     Binding("ctrl+l", "copy", "Copy", tooltip="Copy the last reply, or the message in focus", id="chat.copy"),
     Binding("ctrl+f", "find", "Find", tooltip="Find words in this conversation", id="chat.find"),
     Binding("f3", "sampling", "Sampling", tooltip="Change how replies are sampled", id="chat.sampling"),

@@ -39,7 +39,7 @@ class ModelChoice:
         """Open the list of models."""
         if self.at_a_server:
             self._chat.notify(
-                "A server answers; /model NAME chooses another of its models.", title="Models", markup=False
+                "A server runs the model. To use another of its models, type /model NAME.", title="Models", markup=False
             )
             return
         from localspec_tui.screens.models import ModelsScreen
@@ -207,7 +207,7 @@ class ReplySettings:
     def think(self, word: str) -> None:
         """Set whether the model thinks first: on, off or auto. Raises UsageMistake."""
         self._settings.change({THINK: word}, self._chat.engine.model.engine)
-        self._show_change("Thinking", f"Thinking is {word} from the next reply on.")
+        self._show_change("Thinking", f"From the next reply, thinking is {word}.")
 
     def notify_thinking(self) -> None:
         """Notify the user whether the model thinks now. Raises UsageMistake."""

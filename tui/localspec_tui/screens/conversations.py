@@ -173,7 +173,7 @@ class ConversationsScreen(AskingScreen[int | None]):
     async def action_rename(self) -> None:
         if (entry := self._chosen()) is None:
             return
-        title = await self._asking.text("New title (empty: its first prompt)", entry.info.title)
+        title = await self._asking.text("New title (leave it empty to use the first prompt)", entry.info.title)
         if title is None:
             return
         try:

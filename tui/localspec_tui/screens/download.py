@@ -31,7 +31,7 @@ class DownloadScreen(Dialog[bool | None]):
 
     def content(self) -> ComposeResult:
         yield Static(one_line(f"Download {self._model}?"), markup=False, classes="question")
-        yield Static("Asking the hub what it has …", markup=False, id="plan")
+        yield Static("Asking the hub about this model …", markup=False, id="plan")
 
     def on_mount(self) -> None:
         self._show()
@@ -67,7 +67,7 @@ def _lines(planned: "Planned") -> Iterator[str]:
         else f"{free} are free on the disk."
     )
     for part in plan.parts:
-        gated = ", gated: its terms apply to you" if part.gated else ""
+        gated = ", gated: accept its terms at the hub first" if part.gated else ""
         yield f"{part.source}: license {part.license or 'not named'}{gated}."
         yield from part.notes
     if planned.instead:

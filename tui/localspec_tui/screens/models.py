@@ -29,7 +29,7 @@ HEADINGS = {
     "elsewhere": "Fits this machine, and can be downloaded",
     "too large": "Does not fit this machine",
 }
-UNMEASURED = "These speeds are estimates: localspec doctor measures this machine."
+UNMEASURED = "These speeds are estimates. To measure this machine, run localspec doctor."
 AROUND = 10  # lines of the dialog outside of the list
 LOOK_SECONDS = 0.5  # between two looks at a download
 
@@ -138,7 +138,7 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
         answers = (at for at in usable if self._answers(listed[at]))
         options.highlighted = next(same, next(answers, next(iter(usable), None)))
         if not models and self._models:
-            options.add_option(Option("Nothing was found; write org/name to look one up at the hub.", disabled=True))
+            options.add_option(Option("Nothing was found. To find a model at the hub, type org/name.", disabled=True))
         self.call_after_refresh(self._place_bar)
 
     def _place_bar(self) -> None:

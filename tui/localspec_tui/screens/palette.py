@@ -31,7 +31,7 @@ ALSO = {
     "Set the system prompt": ("instructions", "persona", "role"),
     "Answer the last prompt again": ("again", "regenerate", "retry"),
     "Edit the last prompt, or the one in focus": ("edit",),
-    "Show who proposed each token of a reply": ("xray", "x-ray", "sources"),
+    "Show which drafter proposed each token of a reply": ("xray", "x-ray", "sources"),
     "Find words in this conversation": ("search", "look"),
     "Change how replies are sampled": ("sampling", "temperature", "top-p", "seed", "settings"),
     "Show or hide the panel of figures": ("side", "memory", "speed"),

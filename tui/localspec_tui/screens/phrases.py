@@ -89,7 +89,8 @@ class PhrasesScreen(AskingScreen[None]):
         )
         options.highlighted = 0 if phrases else None
         room = sum(pool.bytes for pool in self._pools)
-        summary = f"{self._card.name}: {counted(self._all(), 'phrase')} of past replies, {size(room)}, kept only here"
+        learned = f"{counted(self._all(), 'phrase')} from past replies"
+        summary = f"{self._card.name}: {learned}, {size(room)}, saved only on this machine"
         self._summary.update(one_line(summary))
         nothing = "Nothing was found." if words.strip() else NOTHING
         more = "Search to find other phrases." if len(phrases) == LISTED else ""
@@ -148,7 +149,7 @@ class PhrasesScreen(AskingScreen[None]):
         if (chosen := self._chosen()) is None:
             return
         if (conversation := chosen.phrase.conversation) is None:
-            self._tell("The conversation of this phrase was not saved.")
+            self._tell("This phrase belongs to no saved conversation.")
             return
         delete, pool = self._store.phrases.delete, chosen.pool.pool
         count = await asyncio.to_thread(self._store.phrases.count, pool, conversation)

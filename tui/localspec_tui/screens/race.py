@@ -43,7 +43,7 @@ class RaceScreen(ClosesOnce, Screen[None]):
     def __init__(self, engine: EngineThread, prompt: str, proposed: str) -> None:
         super().__init__()
         self._engine, self._prompt = engine, prompt.strip()
-        self._field = _Question(one_line(proposed), placeholder="What should both answer?", compact=True)
+        self._field = _Question(one_line(proposed), placeholder="Type the prompt of the race", compact=True)
         self._lanes: Sequence[Lane] = ()
         self._drawn: float | None = None  # seconds of the replay that are shown; None while live
         self._verdict: Sequence[str] = ()

@@ -50,7 +50,7 @@ class DownloadLine(Widget):
         if self._thread is not None:
             name, stopping = self._thread.model, self._thread.given_up
             self.notify(
-                f"The download of {one_line(name)} is just being stopped: try again in a moment."
+                f"The download of {one_line(name)} is still stopping. Try again in a moment."
                 if stopping
                 else f"The download of {one_line(name)} is running; only one download runs at a time.",
                 markup=False,

@@ -243,7 +243,7 @@ def _below(source: str, reason: str | None, figures: Mapping[str, Any]) -> str:
     """Return the line below a reply: how it ended if not as usual, whether it repeats itself, and its figures."""
     how = ending(reason, figures)
     ended = f"({how})" if how else ""
-    circles = "(it repeats itself)" if reason != "repetition" and goes_round(source) else ""
+    circles = "(the reply repeats itself)" if reason != "repetition" and goes_round(source) else ""
     long = LONG if is_long(source) else ""
     return " · ".join(filter(None, (ended, long, circles, summary(figures))))
 

@@ -20,7 +20,7 @@ MOST = 4096  # moments of a reply that are stored: more than seven minutes
 
 ASKED = "no drafts, because you chose drafter none; /race shows what they would save"
 QUICKEST = "no drafts: plain decoding is fastest here"
-SEE_DRAFTS = "To see drafts: localspec chat --drafter phrases; /race shows both"
+SEE_DRAFTS = "To use drafts, start localspec chat --drafter phrases. /race compares the speed with and without drafts"
 
 Line = tuple[str, str]  # a text and its style
 
@@ -75,7 +75,7 @@ class SidePanel(VerticalScroll, can_focus=False):
         width = max(self.scrollable_content_region.width, 8)
         sections = (
             ("this reply", _speed(figures, self._rates(), width)),
-            ("who proposed it", _bars(shares(figures.sources), width)),
+            ("tokens proposed by", _bars(shares(figures.sources), width)),
             ("drafts that were right", _depths(figures.acceptance_by_depth)),
             ("model", _model(figures, width)),
             ("memory", _memory(figures, width)),
@@ -103,7 +103,9 @@ def _speed(figures: Figures, rates: Sequence[float], width: int) -> Iterator[Lin
         if rates:
             yield sparkline(means(rates, width)), "$text-primary"
     elif figures.pieces_per_second is not None:
-        yield from _folded(f"about {short_pace(figures.pieces_per_second)}, if each piece is one token", width, "")
+        yield from _folded(
+            f"about {short_pace(figures.pieces_per_second)}, if the server sends one token at a time", width, ""
+        )
     if figures.speedup is not None:
         style = "$text-success" if figures.speedup >= 1 else "$text-warning"
         yield from _folded(_gain(speedup(figures.speedup), figures.saved_seconds), width, style)

@@ -94,7 +94,9 @@ class WaitingLine(Widget):
             hint = BETWEEN + self._hint if self._hint else ""
             return Content(cut(self._activity, self.size.width - cell_len(hint)) + hint)
         key, count = keymap.key(self.app, "chat.stop"), len(self._prompts)
-        head = f"{count} waiting ({key} takes them back)" if count > 1 else f"waiting ({key} takes it back)"
+        head = (
+            f"{count} prompts waiting ({key} takes them back)" if count > 1 else f"prompt waiting ({key} takes it back)"
+        )
         return Content(cut(f"{head}: {' · '.join(self._prompts)}", self.size.width))
 
 
@@ -122,7 +124,7 @@ class UnsavedLine(Widget):
 
     def render(self) -> Content:
         unsaved = " and ".join(filter(None, (self._turns, "the typed text" if self._typed else "")))
-        again = "tried again at each prompt" if self._turns else self._typed
+        again = "saving is tried again at each prompt" if self._turns else self._typed
         return Content(fitting((f"✗ not saved: {unsaved}", again), self.size.width))
 
 
