@@ -51,5 +51,5 @@ async def test_a_dialog_is_as_large_as_what_it_holds(chat, models):
                 assert panel.region.height == height, "it jumps while one searches"
             await pilot.press("escape")
         await pilot.press("ctrl+p")
-        await until(pilot, lambda: isinstance(talk.app.screen, Palette) and "Leave;" in talk.screen_text())
+        await until(pilot, lambda: isinstance(talk.app.screen, Palette) and "Leave the chat" in talk.screen_text())
         assert talk.app.screen.query_one(Vertical).region.width <= DIALOG

@@ -306,7 +306,10 @@ class Turns:
     def _may_go_back(self) -> bool:
         """Return whether the conversation can continue from an earlier turn now. If not, notify the user why."""
         if self._chat.outbox.waiting or not self._chat.outbox.ready:
-            self._chat.notify(f"A reply is being written; {self._key('chat.stop')} stops it.", markup=False)
+            self._chat.notify(
+                f"Wait until a model is loaded and no reply is being written. {self._key('chat.stop')} stops a reply.",
+                markup=False,
+            )
         elif self._chat.view.turn_of(None) is None:
             self._chat.notify("This conversation is empty.", markup=False)
         else:

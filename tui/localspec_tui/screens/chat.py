@@ -43,7 +43,7 @@ KEYS: list[BindingType] = [
     Binding("escape", "stop", "Stop", tooltip="Stop the reply; the text so far stays", id="chat.stop"),
     Binding("escape", "back", "Return to the prompt", id="chat.back", show=False),
     Binding("f1", "keys", "Keys", tooltip="Show or hide all keys and commands", id="chat.help"),
-    Binding("ctrl+q", "app.quit", "Quit", tooltip="Leave; the conversation is saved", id="app.quit"),
+    Binding("ctrl+q", "app.quit", "Quit", tooltip="Leave the chat", id="app.quit"),
     Binding("ctrl+n", "new", "New", tooltip="Begin a new conversation", id="chat.new"),
     Binding("ctrl+r", "conversations", "Resume", tooltip="Continue an earlier conversation", id="chat.resume"),
     Binding("ctrl+o", "models", "Model", tooltip="Change the model", id="chat.models"),
@@ -401,7 +401,7 @@ class ChatScreen(StableLayout, Screen[None]):
     def action_race(self, prompt: str = "") -> None:
         """Start a race outside the conversation, if no reply is running."""
         if self.outbox.waiting or not self.outbox.ready:
-            self.notify("Wait for the reply to finish, then start the race.", markup=False)
+            self.notify("A race can start once a model is loaded and no reply is being written.", markup=False)
         else:
             from localspec_tui.screens.race import RaceScreen
 

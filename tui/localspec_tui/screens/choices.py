@@ -156,7 +156,7 @@ class ReplySettings:
         system = ["system prompt"] if self._system else []
         return self._chat.top.show_set(*system, *self._settings.chosen)
 
-    def _show_change(self, title: str, sentence: str = "Saved; used from the next reply.") -> None:
+    def _show_change(self, title: str, sentence: str = "This applies from the next reply.") -> None:
         """Show a change in the top line. Also notify the user if it is not visible there, or if a reply is running."""
         if not self.show() or self._chat.outbox.under_way is not None:
             self._notify(title, sentence)

@@ -24,7 +24,7 @@ ALSO = {
     "Choose other colours": ("theme", "dark", "light", "appearance"),
     "Let the model think before it answers, or not": ("thinking", "reasoning"),
     "Show or hide all keys and commands": ("help", "shortcuts", "bindings"),
-    "Leave; the conversation is saved": ("quit", "exit", "close"),
+    "Leave the chat": ("quit", "exit", "close"),
     "Begin a new conversation": ("clear", "chat"),
     "Continue an earlier conversation": ("resume", "history", "branches", "rename", "delete", "export", "title"),
     "Change the model": ("switch", "download"),

@@ -115,7 +115,7 @@ def _speed(figures: Figures, rates: Sequence[float], width: int) -> Iterator[Lin
         why = drafting_off(figures.off_reason, drafts=False) or QUICKEST
         yield from _folded(ASKED if figures.no_drafts else f"{why}. {SEE_DRAFTS}", width, "dim")
     elif figures.sources and not figures.off_reason:
-        yield from _folded("nothing was drafted: no phrase from past replies matched", width, "dim")
+        yield from _folded("nothing was drafted: no phrase matched", width, "dim")
     if figures.drafts and figures.off_reason:
         yield from _folded(drafting_off(figures.off_reason, drafts=True), width, "$text-warning")
     if figures.reasoning_tokens:

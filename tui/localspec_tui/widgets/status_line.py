@@ -124,7 +124,7 @@ class UnsavedLine(Widget):
 
     def render(self) -> Content:
         unsaved = " and ".join(filter(None, (self._turns, "the typed text" if self._typed else "")))
-        again = "saving is tried again at each prompt" if self._turns else self._typed
+        again = "retried at each prompt" if self._turns else self._typed
         return Content(fitting((f"✗ not saved: {unsaved}", again), self.size.width))
 
 

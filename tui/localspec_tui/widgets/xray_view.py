@@ -177,7 +177,7 @@ class XRayLegend(Widget):
         """Count the tokens of a trace again, and show the legend."""
         parts = [(mark_of(source), words) for source, words in proposers(trace)]
         if wrong := trace.corrections:
-            parts.append((CORRECTED, f"picked in place of a refused draft: {wrong}"))
+            parts.append((CORRECTED, f"replaced a refused draft: {wrong}"))
         if parts != self._parts:
             self._parts = parts
             self.refresh(layout=True)
