@@ -125,7 +125,7 @@ async def test_in_every_theme_the_footer_and_the_placeholder_can_be_read(chat):
 async def test_themes_are_shown_while_one_moves_through_their_list(chat, tmp_path):
     async with chat(settings=Settings(theme="nord")).opened() as (talk, pilot):
         await pilot.press("ctrl+p", *"colours", "enter")
-        await until(pilot, lambda: "auto: after" in talk.screen_text())
+        await until(pilot, lambda: "auto: matches" in talk.screen_text())
         talk.app.post_message(messages.BackgroundKnown(True))
         await pilot.pause()
         assert talk.app.theme == "nord", "which was chosen, whatever the terminal says"
