@@ -34,7 +34,7 @@ async def test_it_says_who_answers_and_how_well_and_what_is_kept(chat):
         text = talk.screen_text()
         assert "761 million parameters · fp32 · cpu" in text and "often wrong" in text
         assert all(starter in text for starter in STARTERS)
-        assert f"(--no-logsavesnothing),in{talk.database}" in "".join(text.split())  # wherever the path is broken
+        assert f"(notwith--no-log),in{talk.database}" in "".join(text.split())  # wherever the path is broken
         assert "Last conversation:" not in text
 
 

@@ -69,7 +69,7 @@ async def test_what_is_to_be_done_stays_in_sight(chat):
         talk.app.notify(wording("holds_from_next_reply"), markup=False)
         await pilot.press("f2")
         await until(
-            pilot, lambda: "used from" in talk.screen_text() and wording("leaves_all_as_it_is") in talk.screen_text()
+            pilot, lambda: "applies from" in talk.screen_text() and wording("leaves_all_as_it_is") in talk.screen_text()
         )
 
 

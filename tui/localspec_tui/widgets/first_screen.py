@@ -53,9 +53,7 @@ class FirstScreen(Vertical):
 
     def show_file(self, file: Path | None) -> None:
         """Show the file in which conversations are saved; None if they are not saved."""
-        where = (
-            "Conversations are saved only on this machine (not with --no-log), in"  # a low window may cut off the path
-        )
+        where = "Saved only on this machine (not with --no-log), in"  # a low window may cut off the path
         self._saved = f"{where}\n{file}" if file else "Nothing is saved."
 
     def expect(self, name: str, starters: Sequence[str]) -> None:
