@@ -223,7 +223,7 @@ def test_hostile_names_titles_prompts_and_errors(tmp_path):
         terminal.paste(f"and more {HOSTILE}\r\n{COMMANDS}")
         terminal.until(lambda: on_the_screen(terminal, f"and more {ARGUMENT}\n{COMMANDS.replace(NUL, '')}"))
         terminal.send(CTRL_S)
-        terminal.shows("used from")
+        terminal.shows("applies from")
 
         # Models, one of them broken, and the messages while one is loaded.
         terminal.send(CTRL_O)

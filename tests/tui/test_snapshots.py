@@ -323,7 +323,7 @@ def test_keys(chat, looks_as_before, size):
         await pilot.press("f1")
         await until(pilot, lambda: "Begin a new" in talk.screen_text())
         talk.app.notify(wording("holds_from_next_reply"), markup=False)
-        await until(pilot, lambda: "used from" in talk.screen_text())
+        await until(pilot, lambda: "applies from" in talk.screen_text())
 
     assert looks_as_before(talk, story, size)
 
