@@ -74,6 +74,7 @@ def bench(
         replies = run_rows(engines, texts, rules, limits, repeat, progress, timer, engine.hold_threads)
         others, costs = load_by_others(), timer.costs()
         bandwidth = hardware.memory_bandwidth(choice.device)
+        names = names_of([row.choice for row in rows])
         return {
             "machine": {
                 "versions": hardware.versions(choice.device),
@@ -100,6 +101,8 @@ def bench(
             "rows": [
                 {
                     "drafter": row.choice.drafter,
+                    "name": name,
+                    "trained": [str(drafter.path) for drafter in row.choice.trained],
                     "nodes": row.nodes,
                     "accept": row.accept,
                     "exactness": promise,
@@ -108,10 +111,31 @@ def bench(
                         row_replies, replies[0], categories, target.read_bytes, bandwidth, row.accept == "exact", costs
                     ),
                 }
-                for row, first, promise, row_replies in zip(rows, firsts, exactness, replies, strict=True)
+                for row, name, first, promise, row_replies in zip(rows, names, firsts, exactness, replies, strict=True)
             ],
             "peers": [],  # measured by research/compare_peers.py; the key stays for readers of reports
         }
+
+
+def names_of(choices: Sequence[Choice]) -> list[str]:
+    """Return a name for each choice: its drafter, such as `medusa+phrases`.
+
+    Where trained drafters of the same kinds are compared, the name of a drafter's directory replaces its kind, such as
+    `my-heads+phrases`. Drafters that come with localspec keep the name of their kind.
+    """
+    trained: dict[str, set[tuple[Path, ...]]] = {}
+    for choice in choices:
+        trained.setdefault(choice.drafter, set()).add(tuple(card.path for card in choice.trained))
+    names = []
+    for choice in choices:
+        directories = {card.kind: _directory_name(card.path) for card in choice.trained if not card.shipped}
+        several = len(trained[choice.drafter]) > 1
+        names.append("+".join(directories.get(kind, kind) if several else kind for kind in choice.drafter.split("+")))
+    return names
+
+
+def _directory_name(path: Path) -> str:
+    return path.parent.name if path.name == "drafter" else path.name  # training writes DIRECTORY/drafter
 
 
 def _first_engines(

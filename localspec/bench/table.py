@@ -157,7 +157,7 @@ def row_name(row: dict[str, Any]) -> str:
     """Return the name of a row in sentences and bars: its drafter and its nodes."""
     if row["drafter"] == "none":
         return "auto: plain decoding" if row["nodes"] else "plain decoding"
-    name = shortened(one_line(row["drafter"]), 24)
+    name = shortened(one_line(_drafter(row)), 24)
     return name if row["nodes"] == "auto" else f"{name}, {row['nodes']} nodes"
 
 
@@ -174,7 +174,7 @@ def _hyperparameters(row: dict[str, Any]) -> str:
 
 def _row(row: dict[str, Any]) -> list[str]:
     return [
-        row["drafter"],
+        _drafter(row),
         str(row["nodes"]),
         number(row["tokens_per_second"], 1),
         interval(row["tokens_per_second_quartiles"], 0),
@@ -264,7 +264,12 @@ def _gain(figures: dict[str, Any], mark: str) -> str:
 
 
 def _name(row: dict[str, Any]) -> str:
-    return f"{shortened(row['drafter'], 15)} {row['nodes']}"
+    return f"{shortened(one_line(_drafter(row)), 15)} {row['nodes']}"
+
+
+def _drafter(row: dict[str, Any]) -> str:
+    name: str = row.get("name", row["drafter"])  # earlier reports lack it
+    return name
 
 
 def columns(heads: Sequence[str], lines: Sequence[Sequence[str]], width: int = WIDTH) -> list[str]:

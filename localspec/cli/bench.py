@@ -120,7 +120,7 @@ def bench(
             f"--drafter-rule {settings.drafter_rule} has no effect with --drafter {drafter}; add auto to --drafter, or "
             "leave --drafter-rule out."
         )
-    choices: dict[tuple[str, LoadSpec | None, Size], Choice] = {}
+    choices: dict[tuple[str, LoadSpec | None, tuple[Path, ...], Size], Choice] = {}
     with user_store(progress.notice, create=False) as store:
         card = chosen_model(settings, store, progress.reporter)
         measurements = Measurements(MeasurementCache(store, progress.reporter), settings.exact, settings.context)
@@ -129,7 +129,10 @@ def bench(
             row_settings = replace(settings, drafter=name, draft_max=size or "auto", accept=rule)
             choice = choose(card, row_settings, measurements=measurements)
             settings = config.narrowed(settings, choice.device, choice.dtype, choice.quantize)
-            choices[choice.drafter, choice.draft, size] = choice  # "auto" and the drafter that it chose are one
+            trained = tuple(drafter.path for drafter in choice.trained)
+            choices[choice.drafter, choice.draft, trained, size] = (
+                choice  # "auto" and the drafter that it chose are one
+            )
     if tune and not any(choice.draft for choice in choices.values()):
         paired = ", ".join(kinds("draft model"))
         raise UsageMistake(f"--tune has no effect without a draft model; name one of {paired}.")

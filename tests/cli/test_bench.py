@@ -1,6 +1,7 @@
 """`localspec bench` as a command: the report, the table, and arguments that it refuses before it loads a model."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,13 @@ from localspec import Engine, Sampling
 from localspec.cli import bench as module
 from localspec.cli.main import main
 from localspec.events import Done
+from localspec.models.drafter_cards import PACKAGE
 
 pytestmark = pytest.mark.slow
 
 PIECES = [f"{word} ".encode() for word in ("one", "two", "three", "four")]
 ROW = {
-    "drafter": str, "nodes": (int, str), "accept": str, "exactness": str, "prompts": int, "tokens": int,
+    "drafter": str, "name": str, "trained": list, "nodes": (int, str), "accept": str, "exactness": str, "prompts": int, "tokens": int,
     "tokens_per_second": float, "tokens_per_second_quartiles": list, "speedup": float, "speedup_quartiles": list,
     "acceptance_length": float, "acceptance_by_depth": list, "draft_cost": float, "verify_cost": float,
     "host_cost": float, "bandwidth_share": float, "peak_bytes": int, "M": float, "identical": bool,
@@ -194,3 +196,16 @@ def test_without_a_file_the_built_in_prompts_are_asked(bench, noise):
     code, out, _ = bench("-m", noise, "--drafter", "none", "--limit", 4, "-n", 4, "--json")
     (row,) = json.loads(out)["rows"]
     assert code == 0 and len(row["categories"]) == 4
+
+
+def test_two_trained_drafters_of_a_kind_are_compared(bench, prompts, tmp_path):
+    copied = tmp_path / "my-heads" / "drafter"
+    shutil.copytree(PACKAGE / "demo" / "drafters" / "medusa", copied)
+    names = f"medusa,medusa+phrases,{copied},{copied.parent}+phrases"
+    code, out, errors = bench("-m", "demo", "--drafter", names, "--prompts", prompts, "-n", 12, "--json")
+    assert code == 0
+    rows = json.loads(out)["rows"]
+    assert [row["name"] for row in rows] == ["none", "medusa", "medusa+phrases", "my-heads", "my-heads+phrases"]
+    assert [row["drafter"] for row in rows[3:]] == ["medusa", "medusa+phrases"]
+    assert rows[3]["trained"] == [str(copied)] != rows[1]["trained"] and rows[0]["trained"] == []
+    assert "my-heads+phrases" in errors
