@@ -204,7 +204,7 @@ def test_a_proposal_of_s3d_is_timed_where_replies_are_decoded_and_learns_from_th
     assert code == 0, errors
     precision = choose(resolve(str(model)), config.load(flags={"drafter": "none"})).precision
     assert wording("plain_steps_timed_here", precision=precision) in errors and wording("as_in_the_paper") in errors
-    assert wording("where_all_before_right") in errors and "a tree of drafts gave" in errors
+    assert wording("where_all_before_right") in errors and "a tree of drafts yielded" in errors
     (card,) = trained_drafters(resolve(str(model)))
     assert card.about["features"]["dtype"] == "fp32" and all(0 <= rate <= 1 for rate in card.right_after_right)
     assert card.right_after_right[0] == card.about["accuracy_by_depth"][0][0], "before the first nothing can be wrong"

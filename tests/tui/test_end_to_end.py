@@ -127,9 +127,9 @@ def looks_into_the_second_reply(terminal: Terminal) -> None:
     terminal.send(ESCAPE)
     terminal.until(lambda: "step 1 drafted" not in terminal.text)
     terminal.send("/phrases\r")
-    terminal.shows("phrases of past replies", "last in “Speculative decoding”")
+    terminal.shows("phrases from past replies", "last in “Speculative decoding”")
     terminal.send(ESCAPE)
-    terminal.until(lambda: "phrases of past replies" not in terminal.text)
+    terminal.until(lambda: "phrases from past replies" not in terminal.text)
 
 
 def leaves_cleanly(terminal: Terminal, code: int = 0, says: str = f"({FAREWELL})?") -> None:

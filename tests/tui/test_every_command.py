@@ -85,9 +85,9 @@ def placeholder(talk: ScriptedChat) -> str:
 TABLE = {
     "screens": [
         Deed(
-            (wording("every_command_to_search_in"),), lambda talk: "colours" not in placeholder(talk) != "", (), ESCAPE
+            (wording("every_command_to_search_in"),), lambda talk: "colour theme" not in placeholder(talk) != "", (), ESCAPE
         ),
-        Deed(("Choose other colours",), lambda talk: "colours" in placeholder(talk), (), ESCAPE),
+        Deed(("Choose other colours",), lambda talk: "colour theme" in placeholder(talk), (), ESCAPE),
         opens(ConversationsScreen, wording("go_earlier_conversation"), "/resume"),
         opens(ModelsScreen, wording("let_another_model_answer_2"), "/model"),
         opens(SystemPromptScreen, wording("set_the_system_prompt"), "/system"),

@@ -20,7 +20,7 @@ _EXPECTED = ("cursor_", "page_", "select_", "delete_left", "delete_right", "copy
 # Except these, whose reach is not obvious.
 _TIPS = {
     "prompt.select_all": "Select all the text: typing replaces it, Delete removes it",
-    "prompt.delete_to_start_of_line": "Delete to the beginning of the line, or from there the line break before it",
+    "prompt.delete_to_start_of_line": "Delete to the line's beginning, or the line break before it",
 }
 
 
@@ -48,13 +48,7 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
         Binding("ctrl+j,alt+enter,shift+enter", "break_line", "Insert a line break", id="prompt.newline", show=False),
         Binding("up", "up", "Go up a line, or to an earlier prompt", id="prompt.earlier", show=False),
         Binding("down", "down", "Go down a line, or to a later prompt", id="prompt.later", show=False),
-        Binding(
-            "end",
-            "end",
-            "Go to the end of the line, or from there to the end of the conversation",
-            id="prompt.to_end",
-            show=False,
-        ),
+        Binding("end", "end", "Go to the end of the line, or of the conversation", id="prompt.to_end", show=False),
         Binding("tab", "complete", "Complete the command or the path", id="prompt.complete", show=False),
         Binding("escape", "close_list", "Close the list of commands", id="prompt.close", show=False),
         Binding("ctrl+d", "delete_or_quit", "Quit, on an empty prompt", id="prompt.end", show=False),
