@@ -144,11 +144,15 @@ def _print(name: str, event: PullEvent, progress: Progress) -> None:
                 progress.notice(sentence)
         case Converted(heads, model, kind):
             progress.notice(f"The heads of {heads} are now a drafter for {model}; use them with --drafter {kind}.")
-        case NotConverted(heads, model):
-            which = f" with `localspec pull {model}`" if model else ""
+        case NotConverted(heads, None):
             progress.notice(
-                f"The heads of {heads} are not a drafter until their model is here: fetch the model{which}, then "
-                "repeat this command."
+                f"The drafter heads of {heads} do not name the model that they draft for; add them to that model's "
+                "entry in models.toml, then run `localspec pull NAME --drafter KIND`."
+            )
+        case NotConverted(heads, model):
+            progress.notice(
+                f"The heads of {heads} are not a drafter until their model is here: fetch the model with "
+                f"`localspec pull {model}`, then repeat this command."
             )
         case Installed(source, path, weights):
             typer.echo(one_line(f"{source} is here{f', {weights}' if weights else ''}: {path}"))

@@ -433,8 +433,9 @@ def test_an_eagle3_head_becomes_a_drafter_of_its_own_kind(home, tiny, tmp_path, 
     files = {file.name: file.read_bytes() for file in path.iterdir()}
     with served(org__base=model_repository(model.path), org__heads=Repository(files)) as hub:
         result = at(home, hub, "pull", "org/heads")
-        which = "fetch the model" if pickled else "`localspec pull org/base`"  # older heads do not name their model
-        assert result.returncode == 0 and f"{which}, then repeat this command" in result.stderr
+        said = "`localspec pull org/base`, then repeat this command"
+        said = wording("do_not_name_the_model") if pickled else said  # older heads do not name their model
+        assert result.returncode == 0 and said in result.stderr
         listed = json.loads(at(home, hub, "list", "--json").stdout)
         assert not any("heads" in one["name"] for one in listed), "a head is no model"
         (home / "config").mkdir()

@@ -7,12 +7,20 @@ from types import SimpleNamespace
 import pytest
 from cli.hub_commands import WEIGHTS, home_with_cache, repository, stray, variables
 from clocks import PATIENCE
+from each import each
 from golden import wording
 from hub_server import Hub, Repository, served
 from tui.scripted_engine import ScriptedEngine, back, say, until
 
+from localspec.config import Settings
 from localspec.errors import NotHere
+from localspec.hub.plan import Part, Plan
+from localspec.hub.sources import Source
 from localspec.models.registry import resolve
+from localspec.pulling.heads import Converted, NotConverted
+from localspec.pulling.pull import AboutToFetch, Planned
+from localspec_tui import messages
+from localspec_tui.fetch_thread import FetchThread
 from localspec_tui.screens.download import DownloadScreen
 from localspec_tui.screens.models import ModelsScreen
 
@@ -256,3 +264,27 @@ async def test_packing_is_announced_and_can_be_given_up_too(chat, hub, home, mon
         gate.set()
         await until(pilot, lambda: "The download of mine was stopped." in words(talk))
         assert "mine is downloaded" not in words(talk)
+
+
+HEADS, MODEL = Source.parse("org/heads"), Source.parse("org/model")
+
+
+@each(
+    "event, ended, noticed",
+    [
+        (Converted(HEADS, MODEL), "org/heads is downloaded, a drafter for org/model.", []),
+        (NotConverted(HEADS, MODEL), "org/heads is downloaded.", [wording("download_their_model")]),
+        (NotConverted(HEADS, None), "org/heads is downloaded.", [wording("do_not_name_the_model")]),
+    ],
+)
+def test_heads_by_themselves_are_not_called_a_model(monkeypatch, event, ended, noticed):
+    part = Part(HEADS, "0" * 40, (), frozenset(), {}, heads="medusa")
+    planned = Planned(Plan((part,), 0), None, "", "")
+    monkeypatch.setattr("localspec.pulling.pull.pull", lambda *rest: (one for one in (planned, AboutToFetch(0), event)))
+    posted = []
+    fetch = FetchThread("org/heads", Settings(), posted.append)
+    fetch.agree()
+    fetch.run()
+    assert posted[-1].sentence == ended and not posted[-1].trouble
+    said = [one.sentence for one in posted if isinstance(one, messages.Noticed)]
+    assert len(said) == len(noticed) and all(map(str.__contains__, said, noticed))

@@ -85,7 +85,10 @@ def placeholder(talk: ScriptedChat) -> str:
 TABLE = {
     "screens": [
         Deed(
-            (wording("every_command_to_search_in"),), lambda talk: "colour theme" not in placeholder(talk) != "", (), ESCAPE
+            (wording("every_command_to_search_in"),),
+            lambda talk: "colour theme" not in placeholder(talk) != "",
+            (),
+            ESCAPE,
         ),
         Deed(("Choose other colours",), lambda talk: "colour theme" in placeholder(talk), (), ESCAPE),
         opens(ConversationsScreen, wording("go_earlier_conversation"), "/resume"),

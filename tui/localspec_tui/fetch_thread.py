@@ -68,7 +68,8 @@ class FetchThread(threading.Thread):
         from localspec.events import Reporter
         from localspec.hub.client import stopping_unless
         from localspec.hub.fetch import too_large
-        from localspec.pulling.heads import NotConverted
+        from localspec.hub.sources import Source
+        from localspec.pulling.heads import Converted, NotConverted
         from localspec.pulling.pull import AboutToFetch, AlreadyHere, Fetched, Planned, PullOptions, pull
 
         # The dialog says whether it fits into memory, so no flag is needed.
@@ -77,6 +78,7 @@ class FetchThread(threading.Thread):
         events = pull(self.model, options, reporter, self._received)
         with stopping_unless(lambda: not self.given_up), closing(events):
             planned: Planned | None = None
+            drafts_for: Source | None = None
             for event in events:
                 match event:
                     case AlreadyHere(why):
@@ -91,11 +93,13 @@ class FetchThread(threading.Thread):
                     case Fetched(notices):
                         for sentence in notices:
                             self._post(messages.Noticed(sentence))
+                    case Converted(_, model):
+                        drafts_for = model
                     case NotConverted(heads, None):
                         self._post(
                             messages.Noticed(
-                                f"The drafter heads of {heads} cannot be used, because they do not name the model that "
-                                "they draft for."
+                                f"The drafter heads of {heads} do not name the model that they draft for. Add them to "
+                                "that model's entry in models.toml, then run `localspec pull NAME --drafter KIND`."
                             )
                         )
                     case NotConverted(heads, model):
@@ -106,6 +110,8 @@ class FetchThread(threading.Thread):
                             )
                         )
                 self._go_on()
+        if planned is not None and all(part.heads for part in planned.plan.parts):
+            return f"{self.model} is downloaded" + (f", a drafter for {drafts_for}." if drafts_for else ".")
         return f"{self.model} is downloaded. To chat with it, type /model {self.model}."
 
     def _received(self, done: int, total: int) -> None:
