@@ -191,7 +191,7 @@ def _combinations(drafters: str, nodes: str) -> list[tuple[str, Size]]:
 def _words(flag: str, value: str) -> list[str]:
     words = [word.strip() for word in value.split(",")]
     if not all(words):
-        raise UsageMistake(f"{flag} {value!r} names nothing; write a list such as A,B.")
+        raise UsageMistake(f"{flag} {value!r} has an empty entry; write a list such as A,B.")
     if duplicate := next((word for word in words if words.count(word) > 1), None):
         raise UsageMistake(f"{flag} {value} lists {duplicate} twice. Remove one.")
     return words

@@ -57,5 +57,5 @@ def _model_or_prompt(flags: SharedFlags, word: str) -> tuple[SharedFlags, str | 
     if (model := exact_name(word)) is not None and model in known():
         return flags.with_model(model), None, ""
     if (name := name_in_prompt(word)) is not None:
-        return flags, word, f"{word!r} is the first prompt; `localspec chat -m {name}` would have chosen the model."
+        return flags, word, f"{word!r} is the first prompt; to choose the model, use `localspec chat -m {name}`."
     return flags, word, ""

@@ -178,7 +178,9 @@ def is_terminal(stream: TextIO | None) -> TypeGuard[TextIO]:
 def may_delete(target: str, yes: bool) -> bool:
     """Return whether `target` may be deleted; ask unless `yes` is set. Raises UsageMistake if there is no terminal."""
     if not yes and not at_a_terminal():
-        raise UsageMistake(one_line(f"Deleting {target} needs confirmation; no terminal to ask, so add --yes."))
+        raise UsageMistake(
+            one_line(f"Deleting {target} needs confirmation, and there is no terminal to ask on; add --yes.")
+        )
     if yes or typer.confirm(one_line(f"Delete {target}?")):
         return True
     typer.echo("Nothing was deleted.")

@@ -85,7 +85,9 @@ def doctor(
     for name, value in {"limit": limit, "max_tokens": max_tokens, **flags}.items():
         if value is not None:
             flag = "--" + name.replace("_", "-")
-            raise UsageMistake(f"{flag} {value} has no effect without --prove MODEL; add it, or leave {flag} out.")
+            raise UsageMistake(
+                f"{flag} {value} has no effect without --prove MODEL; add --prove MODEL, or leave {flag} out."
+            )
     if verbose and as_json:
         raise UsageMistake("--verbose has no effect with --json, which prints everything; leave it out.")
     survey = _survey(settings)

@@ -212,7 +212,9 @@ def _run(arguments: list[str]) -> int:
     except BrokenPipeError:
         raise
     except io.UnsupportedOperation:
-        return _say("Standard output is closed, so this command cannot print anything; leave it open.")
+        return _say(
+            "Standard output is closed, so this command cannot print anything; run it with standard output open."
+        )
     except Exception as error:
         if out_of_memory(error):
             return _say(

@@ -72,7 +72,7 @@ def pull(
 ) -> None:
     """Fetch a model and its drafter into the common Hugging Face cache, after showing a plan."""
     if as_json and not dry_run:
-        raise UsageMistake("--json prints the plan as JSON and fetches nothing; add --dry-run.")
+        raise UsageMistake("--json works only with --dry-run; add --dry-run, or leave --json out.")
     if is_address(name):
         name = str(Source.parse(name))
     fetched, options = False, PullOptions(drafter, force, packed_only, original, settings)
@@ -162,8 +162,8 @@ def _print(name: str, event: PullEvent, progress: Progress) -> None:
                 progress.notice(f"The fetched files, {size(deleted)}, are deleted: only the packed model is kept.")
             if stays:
                 progress.notice(
-                    f"The weights of {source} that were here before, {size(stays)}, stay as well, because other "
-                    f"programs may use them. To delete them, run `localspec rm {name}`, then this command again."
+                    f"The weights of {source} that were here before ({size(stays)}) are kept, because other programs "
+                    f"may use them. To delete them, run `localspec rm {name}`, then this command again."
                 )
         case DrafterToTrain(kind, tokens, hours, memory):
             sentence = (

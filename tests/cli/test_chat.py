@@ -115,7 +115,7 @@ def test_a_word_is_a_model_only_by_its_full_name(begun, form):
     assert (whole.settings.model, whole.prompt) == ("demo", None)
     assert (begins.settings.model, begins.prompt) == (None, "demo-d")
     assert (named.settings.model, named.prompt) == ("other", "demo")
-    hint = "'demo-d' is the first prompt; `localspec chat -m demo-draft` would have chosen the model."
+    hint = "'demo-d' is the first prompt; to choose the model, use `localspec chat -m demo-draft`."
     assert said == (f"localspec: {hint}\n" if form else "") and (form or hints == ["", hint, ""])
 
 
