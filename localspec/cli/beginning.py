@@ -74,7 +74,7 @@ class ChatAndServer(NamedTuple):
                 with suppress(NoServer):  # even after a failure: another process may have been faster
                     return SocketEngine.open(socket, card, settings, system, reporter, open_here, keep)
                 trouble = trouble or "The server ended before it had loaded the model."
-                reporter.notice(f"no server was started, so this process answers. {trouble}")
+                reporter.notice(f"no server could be used, so this process answers. {trouble}")
         except ServerDiffers as error:
             if keep:
                 raise UsageMistake(f"--keep has no effect: {error} Leave --keep out, or {stop_it(socket)}.") from None

@@ -50,7 +50,9 @@ def distill(
     if prompts is None or output is None:
         raise UsageMistake("Name the prompts and a file for the replies: --prompts FILE -o FILE.")
     if os.path.isdir(output) or not os.path.isdir(output.absolute().parent):
-        raise UsageMistake(f"{output} cannot be written: it is not the path of a file; give another path with -o.")
+        raise UsageMistake(
+            f"{output} cannot be written: it is a directory, or its folder does not exist; choose another -o."
+        )
     questions = read_questions(prompts)[:limit]
     with Interrupt() as interrupt, Progress() as progress, user_store(progress.notice, create=False) as store:
         card = chosen_model(settings, store, progress.reporter)

@@ -247,7 +247,7 @@ def _page(survey: _Survey, verbose: bool, width: int | None) -> Iterator[str]:
     if any(pair.gated for pair in survey.recommendations):
         yield "* marks gated models: you must accept their terms at the hub before you can fetch them."
     if verbose:
-        yield "M is speedup ÷ relative memory, against the fastest plain decoding of the same model that fits."
+        yield "M is speedup ÷ relative memory, both against the model's fastest plain decoding that fits."
         for title, pair in (("Chosen from the models here", survey.chosen), ("Recommended", survey.recommended)):
             if pair is not None:
                 model = f"{pair.card.name}, gated" if pair.gated else pair.card.name
@@ -401,7 +401,7 @@ def _server_page(server: "Server") -> Iterator[str]:
     program = server.program or "an OpenAI-compatible server"
     yield f"{server.address.url} is {program}, with {counted(len(server.models), 'model')}."
     for name, model in server.models.items():
-        yield f"{name}, which reads {model.context:,} tokens" if model.context else name
+        yield f"{name}, with a context of {model.context:,} tokens" if model.context else name
     if server.unread:
         yield f"Not listed, because their names cannot be typed here: {counted(server.unread, 'model')}."
     if server.unencrypted_key:

@@ -215,7 +215,8 @@ def announced_lines(name: str, announced: Announced) -> Iterator[str]:
         if announced.hours:
             long = (
                 f"; training on {TRAINING_TOKENS / 1e6:.0f} million tokens, as in its paper, would take about "
-                f"{announced.hours:.0f} hours here, estimated from this machine's memory speed; the pull measures it"
+                f"{announced.hours:.0f} hours here, estimated from this machine's memory speed; "
+                "without --dry-run, the pull measures how fast this machine computes"
             )
         yield (
             f"The drafter {announced.to_make} is not published for {name}; until you train it, drafts come from "
