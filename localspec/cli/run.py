@@ -80,7 +80,9 @@ def run(
 
 def _answer(flags: SharedFlags, question: ComposedPrompt, output: "_Output", stats: bool, keep: int | None) -> int:
     if not sys.stdout.writable():
-        raise LocalspecError("Standard output is closed, so the answer cannot be printed; leave it open.")
+        raise LocalspecError(
+            "Standard output is closed, so the answer cannot be printed; run it with standard output open."
+        )
     settings, progress = flags.settings, output.progress
     with ExitStack() as at_the_end, Interrupt() as interrupt:
         at_the_end.callback(progress.clear)
