@@ -59,11 +59,21 @@ bool intel() {
 #endif
 }
 
+bool zen5() {  // AMD's family 0x1a
+#if defined(__x86_64__)
+    unsigned a, b, c, d;
+    if (!__get_cpuid(0, &a, &b, &c, &d) || b != signature_AMD_ebx || !__get_cpuid(1, &a, &b, &c, &d)) return false;
+    return (a >> 8 & 15) == 15 && 15 + (a >> 20 & 255) >= 0x1a;
+#else
+    return false;
+#endif
+}
+
 std::atomic<int> in_use{-1};
 
 }  // namespace
 
-const bool made_by_intel = intel();
+const bool made_by_intel = intel(), prefetches_alone = !made_by_intel && !zen5();
 
 const char* isa_name(int isa) { return isa >= 0 && isa < COUNT ? NAMES[isa] : nullptr; }
 

@@ -10,6 +10,7 @@ constexpr int BLOCK = 8;     // rows that share one pass over a weight
 constexpr int PASS = 64;     // rows that share one reading of a panel from memory
 constexpr int CHUNK = 256;   // logical slots that attention handles at a time, by any thread
 extern const bool made_by_intel;  // whether the processor is Intel's; see isa.cpp
+extern const bool prefetches_alone;  // whether the processor's own prefetching suffices for one or two rows
 constexpr int NOTHING = 0, USUAL = 1, INTEL = 2;  // what a tile prefetches
 
 // Rows in blocks of nearly equal size.
