@@ -1,4 +1,4 @@
-"""What other inference engines can read: their forms of drafters, the commands to start them, and substitutes.
+"""Which drafters other inference engines can read, what replaces those that they cannot, and how to start them.
 
 This follows the sources of vLLM 0.33.0 and SGLang 0.5.23.
 """

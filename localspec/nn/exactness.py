@@ -1,4 +1,4 @@
-"""A self-test: does speculative decoding give the same bits as plain decoding, and thus never change the target's text?
+"""A self-test of whether speculative decoding gives the same bits as plain decoding, so that the text never changes.
 
 A row's logits, keys and values must not depend on the number or content of other rows, on the slots of its ancestors,
 on how many masked slots attention reads, or on the number of threads. Whether that holds depends on kernels, shapes and

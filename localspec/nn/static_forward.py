@@ -1,4 +1,4 @@
-"""Forwards of a few rows in fixed shapes, in which all that differs between steps is a number on the device.
+"""Forwards of a few rows in fixed shapes; what differs between steps, such as positions, is read from the device.
 
 So a GPU's driver can record a forward and replay it by a single call (`Recording`). Unrecorded, the same code runs on
 any device.
