@@ -525,8 +525,8 @@ def test_while_drafting_is_off_the_small_model_rests_and_reads_later_what_was_sa
     model, small, prompt = tiny(LLAMA), kin(LLAMA), prompt_ids(23, seed=23)
     watched = Watched(small.target)
     drafter, budget = Checked(watched.target, small.stock), Budget(NODES, Steep())
-    text = stock_reply(model.stock, prompt, 90)
-    assert reply(Session(model.target, drafter, budget), prompt, 90)[0] == text
+    text = stock_reply(model.stock, prompt, 180)
+    assert reply(Session(model.target, drafter, budget), prompt, 180)[0] == text
     assert 0 in drafter.lengths and drafter.lengths[-1] >= 0
     assert max(watched.rows[1:]) > 8, "what was said meanwhile, in one forward"
 
