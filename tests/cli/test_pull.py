@@ -617,7 +617,7 @@ def test_after_a_pull_nothing_needs_a_network(home, tiny, command):
     check = [sys.executable, "-c", "import socket; socket.create_connection(('127.0.0.1', 9))"]
     path = {"PYTHONPATH": f"{home}{os.pathsep}{ROOT}"}
     assert b"AssertionError" in subprocess.run(check, env={**os.environ, **path}, capture_output=True).stderr
-    model = ["-m", "org/name", "--no-log", "-n", "24", "the cat"]
+    model = ["-m", "org/name", "--no-log", "-n", "24", "--temp", "0", "the cat"]
     result = localspec(home, *command, *model, HF_HOME=str(home / "hf"), HF_ENDPOINT="http://127.0.0.1:9", **path)
     assert result.returncode == 0 and result.stdout.strip(), result.stderr
 
